@@ -1,0 +1,1 @@
+"""Frozen data and configuration that every other package may import."""

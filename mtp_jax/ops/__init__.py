@@ -1,0 +1,1 @@
+"""Array operations shared by models and steps: attention call, page writes, sampling, collectives."""
