@@ -1,0 +1,34 @@
+"""The rules of ``tests/conftest.py`` hold in the tests."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+
+def test_tests_see_eight_cpu_devices(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--gpu"):
+        pytest.skip("runs on the GPU")
+    assert [device.platform for device in jax.devices()] == ["cpu"] * 8
+
+
+def test_mixing_types_is_an_error() -> None:
+    with pytest.raises(ValueError, match="promotion"):
+        jnp.ones(2, jnp.int32) + jnp.ones(2, jnp.float32)
+
+
+def test_mixing_ranks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="rank"):
+        jnp.ones((2, 2)) + jnp.ones(2)
+
+
+@pytest.mark.standard_promotion("shows that the marker works")
+def test_the_marker_relaxes_both() -> None:
+    total = jnp.ones((2, 2), jnp.int32) + jnp.ones(2, jnp.float32)
+    assert total.dtype == jnp.float32
+
+
+def test_a_warning_is_an_error() -> None:
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -1,0 +1,81 @@
+"""What every test runs under: eight CPU devices, strict promotion, warnings as errors, and a Hypothesis profile.
+
+Options:
+    --gpu: use the machine's GPU. Tests marked ``gpu`` run, and jax chooses its own platform.
+    --hypothesis-profile: ``dev`` (random; the default) or ``ci`` (the same examples in every run; the default where the
+        environment says ``CI=true``).
+
+Compiled programs are kept below pytest's own cache folder, or in ``JAX_COMPILATION_CACHE_DIR`` where that is set.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import jax
+import pytest
+
+NUM_CPU_DEVICES = 8
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="run on the GPU, the tests marked `gpu` included")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _choose_devices(on_gpu=config.getoption("--gpu"))
+    _keep_compiled_programs(config)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def _choose_devices(*, on_gpu: bool) -> None:
+    if on_gpu:
+        return
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
+
+
+def _keep_compiled_programs(config: pytest.Config) -> None:
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder is None:
+        # A folder for each worker: jax writes an entry in place, and another process could read half of it.
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        folder = str(_cache_root(config) / f"jax-{jax.__version__}" / worker)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _cache_root(config: pytest.Config) -> Path:
+    return config.cache.mkdir("compiled") if config.cache is not None else config.rootpath / ".cache"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--gpu"):
+        return
+    skip = pytest.mark.skip(reason="needs a GPU: run with --gpu")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Relaxes promotion for a test marked ``standard_promotion``; every other test keeps the strict rules."""
+    with contextlib.ExitStack() as stack:
+        if request.node.get_closest_marker("standard_promotion") is not None:
+            stack.enter_context(jax.numpy_dtype_promotion("standard"))
+            stack.enter_context(jax.numpy_rank_promotion("allow"))
+        yield
+
+
+# A first example may compile: no example has a deadline, and slow generation is not a fault.
+hypothesis.settings.register_profile(
+    "dev", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("dev"), derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "dev")
