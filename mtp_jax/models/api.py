@@ -16,24 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from mtp_jax.core.types import KVSpec as KVSpec
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
 Weights = Mapping[str, Any]
 """Nested dict of arrays; leaves are addressed by the key paths of `TensorSpec.path`."""
-
-
-@dataclass(frozen=True)
-class KVSpec:
-    """Channels that one layer stores per position.
-
-    `num_kv_heads` G and `k_channels` C; `v_channels` is None for a latent cache (MLA), whose values are the leading
-    channels of its keys. `kv_heads` is the logical axis of G ("kv_heads", or None when every shard keeps a full copy).
-    """
-
-    num_kv_heads: int
-    k_channels: int
-    v_channels: int | None
-    axis: str | None
 
 
 @dataclass(frozen=True)

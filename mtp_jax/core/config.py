@@ -1,0 +1,255 @@
+"""What a user may ask for. Frozen, hashable, free of jax; every bound is checked once, at start or at admission."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+
+from mtp_jax.core.errors import ConfigError
+
+METHODS = ("mtp", "mtp_vanilla", "mtp_eagle")
+POLICIES = ("fixed", "schedule", "goodput")
+NEAR_LIMIT_RULES = ("row_cap", "group_zero")
+ACCEPTANCE_RULES = ("match",)
+DRAFT_SAMPLINGS = ("coupled", "greedy")
+MAX_DRAFT_LEN = 7
+"""Verification handles up to 8 rows a slot: attention kernels are written for W = 1..8."""
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request wants its tokens. Names, defaults and meanings are vLLM's.
+
+    Nothing is checked here: `problem` is called when the request is admitted, so that one bad request fails alone.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] | None = None
+    n: int = 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whichever way it was given."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def problem(self, *, vocab_size: int, max_logprobs: int, max_stop_token_ids: int) -> str | None:
+        """One sentence on the first parameter that cannot be honoured, or None when all can.
+
+        >>> SamplingParams(top_k=-3).problem(vocab_size=8, max_logprobs=5, max_stop_token_ids=4)
+        'top_k is -3; it must be 0 (off) or a positive integer.'
+        """
+        return self._out_of_range(vocab_size, max_logprobs, max_stop_token_ids) or self._not_available()
+
+    def _out_of_range(self, vocab_size: int, max_logprobs: int, max_stop_token_ids: int) -> str | None:
+        if not _is_real(self.temperature) or not 0 <= self.temperature < math.inf:
+            return f"temperature is {self.temperature!r}; it must be a finite number, 0 (greedy) or above."
+        if not _is_int(self.top_k) or self.top_k < 0:
+            return f"top_k is {self.top_k!r}; it must be 0 (off) or a positive integer."
+        if not _is_real(self.top_p) or not 0 < self.top_p <= 1:
+            return f"top_p is {self.top_p!r}; it must be above 0 and at most 1."
+        if self.seed is not None and (not _is_int(self.seed) or not 0 <= self.seed < 2**64):
+            return f"seed is {self.seed!r}; it must be None or an integer from 0 to 2**64 - 1."
+        if not _is_int(self.max_tokens) or self.max_tokens < 1:
+            return f"max_tokens is {self.max_tokens!r}; it must be an integer of at least 1."
+        if self.logprobs is not None and (not _is_int(self.logprobs) or not 0 <= self.logprobs <= max_logprobs):
+            return f"logprobs is {self.logprobs!r}; it must be None or an integer from 0 to {max_logprobs}."
+        if not isinstance(self.ignore_eos, bool):
+            return f"ignore_eos is {self.ignore_eos!r}; it must be True or False."
+        return self._bad_stop(vocab_size, max_stop_token_ids)
+
+    def _bad_stop(self, vocab_size: int, max_stop_token_ids: int) -> str | None:
+        if self.stop is not None and not isinstance(self.stop, str | Sequence):
+            return f"stop is {self.stop!r}; it must be a string or a list of strings."
+        for text in self.stop_strings:
+            if not isinstance(text, str) or not text:
+                return f"stop contains {text!r}; every stop must be a string of at least one character."
+        ids = self.stop_token_ids
+        if ids is None:
+            return None
+        if isinstance(ids, str) or not isinstance(ids, Sequence):
+            return f"stop_token_ids is {ids!r}; it must be a list of token ids."
+        if len(ids) > max_stop_token_ids:
+            return f"stop_token_ids has {len(ids)} entries; at most {max_stop_token_ids} fit a request."
+        for token in ids:
+            if not _is_int(token) or not 0 <= token < vocab_size:
+                return f"stop_token_ids contains {token!r}; token ids are integers from 0 to {vocab_size - 1}."
+        return None
+
+    def _not_available(self) -> str | None:
+        """Parameters that this engine does not honour yet are refused, never ignored."""
+        defaults = {f.name: f.default for f in fields(self)}
+        for name in _REFUSED:
+            value = getattr(self, name)
+            empty = value is not None and not _is_real(value) and not value
+            if value != defaults[name] and not empty:
+                return f"{name}={value!r} is not available in this version; leave it at {defaults[name]!r}."
+        return None
+
+
+_REFUSED = (
+    "min_p",
+    "min_tokens",
+    "prompt_logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "n",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """How to draft and how to accept. `method=None` is plain decoding.
+
+    `num_speculative_tokens` is Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
+    inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
+    """
+
+    method: str | None = "mtp"
+    num_speculative_tokens: int = 3
+    policy: str = "fixed"
+    draft_len_schedule: Mapping[int, int] | None = None
+    near_limit: str = "row_cap"
+    acceptance: str = "match"
+    draft_sampling: str = "coupled"
+
+    def __post_init__(self) -> None:
+        _require_choice("method", self.method, (*METHODS, None))
+        _require_choice("policy", self.policy, POLICIES)
+        _require_choice("near_limit", self.near_limit, NEAR_LIMIT_RULES)
+        _require_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        _require_choice("draft_sampling", self.draft_sampling, DRAFT_SAMPLINGS)
+        _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
+        if self.method is None and self.num_speculative_tokens != 0:
+            object.__setattr__(self, "num_speculative_tokens", 0)
+        if (self.draft_len_schedule is not None) != (self.policy == "schedule"):
+            raise ConfigError('draft_len_schedule goes with policy="schedule", and that policy needs it.')
+        if self.draft_len_schedule is not None:
+            object.__setattr__(self, "draft_len_schedule", FrozenMap(self.draft_len_schedule))
+            self._check_schedule(self.draft_len_schedule)
+
+    def _check_schedule(self, schedule: Mapping[int, int]) -> None:
+        if not schedule:
+            raise ConfigError("draft_len_schedule is empty; it needs at least one {batch size: draft length} entry.")
+        for batch_size, draft_len in schedule.items():
+            _require_int("a batch size in draft_len_schedule", batch_size, 1, None)
+            _require_int(f"draft_len_schedule[{batch_size}]", draft_len, 0, self.num_speculative_tokens)
+        first = min(schedule)
+        if schedule[first] != self.num_speculative_tokens:
+            raise ConfigError(
+                f"draft_len_schedule[{first}] is {schedule[first]}; the first entry must give "
+                f"num_speculative_tokens={self.num_speculative_tokens}."
+            )
+
+
+PLAIN = SpeculativeConfig(method=None, num_speculative_tokens=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache. `page_size` Z positions a page; `num_pages` N pages beside the null page (None: derived)."""
+
+    page_size: int = 16
+    num_pages: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_int("block_size", self.page_size, 1, None)
+        if self.num_pages is not None:
+            _require_int("num_kv_blocks", self.num_pages, 1, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything static about an engine; resolved once, logged once, never changed."""
+
+    max_model_len: int
+    max_num_seqs: int = 8
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    speculative: SpeculativeConfig = PLAIN
+    attention_backend: str = "reference"
+    prefill_chunk: int = 256
+    readback_depth: int = 1
+    seed: int = 0
+    max_logprobs: int = 20
+    max_stop_token_ids: int = 32
+    debug_checks: bool = False
+
+    def __post_init__(self) -> None:
+        _require_int("max_model_len", self.max_model_len, 2, None)
+        _require_int("max_num_seqs", self.max_num_seqs, 1, None)
+        _require_int("prefill_chunk", self.prefill_chunk, 1, None)
+        _require_int("readback_depth", self.readback_depth, 0, 2)
+        _require_int("seed", self.seed, 0, 2**64 - 1)
+        _require_int("max_logprobs", self.max_logprobs, 0, None)
+        _require_int("max_stop_token_ids", self.max_stop_token_ids, 0, None)
+
+    @property
+    def max_draft_len(self) -> int:
+        """Kmax: draft lengths 0..Kmax are compiled."""
+        return self.speculative.num_speculative_tokens
+
+    @property
+    def pages_per_slot(self) -> int:
+        """Width of a page-table row: pages of a request of `max_model_len` tokens."""
+        return -(-self.max_model_len // self.cache.page_size)
+
+    @property
+    def num_pages(self) -> int:
+        """Usable pages in the pool, the null page not counted. By default every slot can be full."""
+        return self.cache.num_pages or self.max_num_seqs * self.pages_per_slot
+
+
+class FrozenMap(dict[int, int]):
+    """A mapping that can be part of a hashable config."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
+
+    def __setitem__(self, key: int, value: int) -> None:
+        raise TypeError("a configuration cannot be changed")
+
+
+def _require_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
+
+
+def _require_int(name: str, value: object, low: int, high: int | None) -> None:
+    if not _is_int(value) or value < low or (high is not None and value > high):  # type: ignore[operator]
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} is {value!r}; it must be an integer {bounds}.")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

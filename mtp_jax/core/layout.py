@@ -1,0 +1,45 @@
+"""Columns of the one int32 array that carries a launch's inputs to the device.
+
+One upload a launch instead of a dozen; the writer (`engine/batch.py`) and the reader (`core/types.py`) both take the
+column numbers from here. Floats travel as their bit patterns. After these columns: stop ids, then the page table.
+"""
+
+from enum import IntEnum, auto
+
+
+class Column(IntEnum):
+    """Per-slot columns of a launch."""
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
+        return count
+
+    LIVE = auto()
+    DRAFT_CAP = auto()
+    LIMIT = auto()
+    KEY_HIGH = auto()
+    KEY_LOW = auto()
+    TEMPERATURE = auto()
+    TOP_K = auto()
+    TOP_P = auto()
+    NUM_LOGPROBS = auto()
+
+
+class PrefillColumn(IntEnum):
+    """Columns in front of the per-slot ones in a prefill launch; after all of them: the chunk's tokens."""
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
+        return count
+
+    SLOT = auto()
+    START = auto()
+    NUM_TOKENS = auto()
+    NUM_KNOWN = auto()
+    IS_LAST = auto()
+    PENDING_TOKEN = auto()
+
+
+NO_TOKEN = -1
+"""Marks an unused stop id, and a prefill whose pending token is to be drawn (not resumed)."""
+NO_LOGPROBS = -1

@@ -1,0 +1,225 @@
+"""Every pytree of the engine, and the vocabulary they are written in.
+
+Vocabulary
+----------
+slot           one of B persistent rows of the device state
+page           fixed run of Z KV positions; page 0 is the null page, where masked writes go
+committed_len  c: positions whose KV is final. The pending token sits at position c
+pending token  the last emitted token; its KV is written by the next step
+draft          a proposed token; verify: target forward over pending + drafts; accept: longest valid prefix;
+               commit: the state change
+bonus token    the target's own token after the accepted prefix; becomes the pending token
+num_emitted    n: tokens a slot gained this step, 0..K+1: accepted + 1, fewer if a stop or the limit cuts, 0 if not live
+limit          min(prompt_len + max_tokens, max_model_len) - 1: the final committed_len; the last token needs no KV
+known_len      the host's last read committed_len; reserved_len: its upper bound for it
+draft_len      K: drafts per slot this step (compile-time); draft_cap: a slot's own limit, <= K (data)
+
+Dimensions
+----------
+B slots   K draft tokens   W = K+1 verify width   E emitted tokens per slot, padded   F rows of carried features
+T packed tokens   S positions   P page-table entries   N pages in the pool   Z positions per page
+D model width   H query heads   G KV heads   C head channels   R latent width (MLA)   V vocabulary   L layers
+Y prefilled slots a launch   I stop ids   Q log-probabilities listed
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from mtp_jax.core.layout import Column, PrefillColumn
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """Channels that one layer stores per position.
+
+    `num_kv_heads` G and `k_channels` C; `v_channels` is None for a latent cache (MLA), whose values are the leading
+    channels of its keys. `kv_heads` is the logical axis of G ("kv_heads", or None when every shard keeps a full copy).
+    """
+
+    num_kv_heads: int
+    k_channels: int
+    v_channels: int | None
+    axis: str | None
+
+
+@struct.dataclass
+class LayerKV:
+    """One layer's page pool. `v_pages` is None for a latent cache, whose values are leading channels of the keys."""
+
+    k_pages: Float[Array, "N Z G C"]
+    v_pages: Float[Array, "N Z G E"] | None
+
+
+@struct.dataclass
+class SamplingRows:
+    """How each slot draws its tokens. Owner: host, through the launch's inputs."""
+
+    key_B2: UInt32[Array, "B 2"]
+    temperature_B: Float[Array, " B"]  # 0: greedy
+    top_k_B: Int[Array, " B"]  # 0: off
+    top_p_B: Float[Array, " B"]  # 1: off
+    num_logprobs_B: Int[Array, " B"]  # -1: none wanted
+
+
+@struct.dataclass
+class DecodeState:
+    """What travels from launch to launch on the device; donated to each. Slot arrays have full size B = max_num_seqs."""
+
+    kv: tuple[LayerKV, ...]  # target pages. Writers: verify, prefill, through ops.kv_cache
+    draft_kv: tuple[LayerKV, ...]  # MTP pages, same page ids. Writer: the proposer
+    committed_len: Int[Array, " B"]  # positions whose KV is final; the pending token sits here. Writers: commit, prefill
+    pending_token: Int[Array, " B"]  # Writers: commit, prefill
+    finished: Bool[Array, " B"]  # a stop was emitted or the limit reached. Writers: commit, prefill
+    carry: Any  # the proposer's own; shape fixed by the config, never by the bucket
+
+
+@struct.dataclass
+class SlotView:
+    """One launch's facts about the slots in its bucket: inputs of the host joined with the state of the device."""
+
+    committed_len: Int[Array, " B"]
+    pending_token: Int[Array, " B"]
+    live: Bool[Array, " B"]  # scheduled by the host and not finished on the device
+    draft_cap: Int[Array, " B"]  # min(host's cap, limit - committed_len - 1), 0 where not live
+    limit: Int[Array, " B"]
+    page_table_BP: Int[Array, "B P"]
+    stop_ids_BI: Int[Array, "B I"]
+    sampling: SamplingRows
+
+
+@struct.dataclass
+class StepInputs:
+    """A decode launch's upload, unpacked. Owner: host; packed by engine/batch.py."""
+
+    live: Bool[Array, " B"]
+    draft_cap: Int[Array, " B"]
+    limit: Int[Array, " B"]
+    page_table_BP: Int[Array, "B P"]
+    stop_ids_BI: Int[Array, "B I"]
+    sampling: SamplingRows
+
+    @classmethod
+    def unpack(cls, packed_BX: Int[Array, "B X"], *, num_stop_ids: int) -> "StepInputs":
+        """Inverse of `engine.batch`'s packing: fixed columns, then stop ids, then the page table."""
+
+        def column(name: Column) -> Array:
+            return packed_BX[:, name]
+
+        def float_column(name: Column) -> Array:
+            return lax.bitcast_convert_type(column(name), jnp.float32)
+
+        table_start = len(Column) + num_stop_ids
+        keys = packed_BX[:, Column.KEY_HIGH : Column.KEY_LOW + 1]
+        return cls(
+            live=column(Column.LIVE) != 0,
+            draft_cap=column(Column.DRAFT_CAP),
+            limit=column(Column.LIMIT),
+            page_table_BP=packed_BX[:, table_start:],
+            stop_ids_BI=packed_BX[:, len(Column) : table_start],
+            sampling=SamplingRows(
+                key_B2=lax.bitcast_convert_type(keys, jnp.uint32),
+                temperature_B=float_column(Column.TEMPERATURE),
+                top_k_B=column(Column.TOP_K),
+                top_p_B=float_column(Column.TOP_P),
+                num_logprobs_B=column(Column.NUM_LOGPROBS),
+            ),
+        )
+
+
+@struct.dataclass
+class PrefillInputs:
+    """A prefill launch's upload, unpacked: one chunk of a prompt for each of Y slots (Y = 1 on one data shard)."""
+
+    slot: Int[Array, " Y"]
+    start: Int[Array, " Y"]  # position of the chunk's first token
+    num_tokens: Int[Array, " Y"]  # real tokens of the chunk; 0 for a padding row
+    num_known: Int[Array, " Y"]  # prompt tokens, earlier emitted ones of a resumed request included
+    is_last: Bool[Array, " Y"]  # the chunk ends the prompt: a first token is drawn or resumed
+    pending_token: Int[Array, " Y"]  # a resumed request's known pending token, else NO_TOKEN
+    tokens_YT: Int[Array, "Y T"]  # the chunk, then the tokens after it that MTP layers look ahead to
+    inputs: StepInputs
+
+    @classmethod
+    def unpack(cls, packed_YX: Int[Array, "Y X"], *, num_stop_ids: int, num_tokens: int) -> "PrefillInputs":
+        """Inverse of `engine.batch`'s packing; `num_tokens` is chunk + lookahead, the width of `tokens_YT`."""
+        step_end = packed_YX.shape[1] - num_tokens
+        fields = {column: packed_YX[:, column] for column in PrefillColumn}
+        return cls(
+            slot=fields[PrefillColumn.SLOT],
+            start=fields[PrefillColumn.START],
+            num_tokens=fields[PrefillColumn.NUM_TOKENS],
+            num_known=fields[PrefillColumn.NUM_KNOWN],
+            is_last=fields[PrefillColumn.IS_LAST] != 0,
+            pending_token=fields[PrefillColumn.PENDING_TOKEN],
+            tokens_YT=packed_YX[:, step_end:],
+            inputs=StepInputs.unpack(packed_YX[:, len(PrefillColumn) : step_end], num_stop_ids=num_stop_ids),
+        )
+
+
+@struct.dataclass
+class Drafts:
+    """What a proposer proposes; born and consumed inside one step.
+
+    `probs_BKV` None means the law of each draft is one-hot (it was not drawn by a coin of its own): an argmax or a
+    coupled draft. A rule that needs the law of sampled drafts gets the very array they were drawn from.
+    """
+
+    tokens_BK: Int[Array, "B K"]
+    probs_BKV: Float[Array, "B K V"] | None = None
+
+
+@struct.dataclass
+class Verified:
+    """The target's view of pending + drafts: row w speaks of the token at position c + w + 1."""
+
+    hidden_BWD: Float[Array, "B W D"]
+    logits_BWV: Float[Array, "B W V"]
+
+
+@struct.dataclass
+class Accepted:
+    """A rule's verdict. `tokens_BE[b, :num_accepted[b] + 1]` are the accepted drafts and the bonus token."""
+
+    num_accepted: Int[Array, " B"]
+    tokens_BE: Int[Array, "B E"]
+    target_tokens_BW: Int[Array, "B W"]
+
+
+@struct.dataclass
+class StepOutputs:
+    """What the host reads, one launch late. Own buffers, never aliases of donated state."""
+
+    tokens_BE: Int[Array, "B E"]
+    num_emitted: Int[Array, " B"]
+    num_accepted: Int[Array, " B"]  # verified drafts among the emitted tokens
+    committed_len: Int[Array, " B"]  # after the step
+    finished: Bool[Array, " B"]
+    drafts_BK: Int[Array, "B K"]
+    target_tokens_BW: Int[Array, "B W"]
+    logprobs: "Logprobs"
+
+
+@struct.dataclass
+class Logprobs:
+    """Raw log-softmax of the target at each emitted token; zeros unless a slot of the launch asked."""
+
+    chosen_BE: Float[Array, "B E"]
+    top_ids_BEQ: Int[Array, "B E Q"]
+    top_BEQ: Float[Array, "B E Q"]
+    rank_BE: Int[Array, "B E"]  # 1 for the most likely token
+
+
+def slot_prefix(tree: Any, num_slots: int) -> Any:
+    """The first `num_slots` slots of every array in a slot-major pytree."""
+    return jax.tree.map(lambda x: x[:num_slots], tree)
+
+
+def with_slot_prefix(tree: Any, prefix: Any) -> Any:
+    """`tree` with its leading slots replaced by `prefix`."""
+    return jax.tree.map(lambda full, part: full.at[: part.shape[0]].set(part), tree, prefix)

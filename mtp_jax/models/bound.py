@@ -1,0 +1,82 @@
+"""A family joined with its weights, the mesh and the attention backend, for the length of one trace."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from mtp_jax.core.types import LayerKV
+from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.ops.attention import PagedAttend
+from mtp_jax.ops.kv_cache import row_positions
+from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows a forward pass runs: row w of slot b sits at position `base_len[b] + w`.
+
+    `may_write_BW` false marks padding rows: their keys go to the null page and their results mean nothing.
+    """
+
+    base_len: Int[Array, " B"]
+    live: Bool[Array, " B"]
+    may_write_BW: Bool[Array, "B W"]
+    page_table_BP: Int[Array, "B P"]
+    ancestor_bits_BW: UInt32[Array, "B W"] | None = None
+
+
+@dataclass(frozen=True)
+class BoundModel:
+    """What proposers and steps see of a model. Built inside a trace; holds traced weights."""
+
+    family: ModelFamily
+    weights: Weights
+    attention_backend: str
+    parallel: Parallel = NO_PARALLEL
+    debug: bool = False
+
+    def _attend(self, rows: Rows) -> PagedAttend:
+        return PagedAttend(
+            page_table_BP=rows.page_table_BP,
+            base_len=rows.base_len,
+            live=rows.live,
+            may_write_BW=rows.may_write_BW,
+            backend=self.attention_backend,
+            ancestor_bits_BW=rows.ancestor_bits_BW,
+            debug=self.debug,
+        )
+
+    def target(
+        self, tokens_BW: Int[Array, "B W"], rows: Rows, kv: tuple[LayerKV, ...]
+    ) -> tuple[Float[Array, "B W D"], tuple[LayerKV, ...]]:
+        """Target hidden states of the rows, and the pages with the rows in them."""
+        positions_BW = row_positions(rows.base_len, tokens_BW.shape[1])
+        return self.family.forward(self.weights, tokens_BW, positions_BW, kv, self._attend(rows), self.parallel)
+
+    def unembed(self, hidden_BWD: Float[Array, "B W D"]) -> Float[Array, "B W V"]:
+        """The target's float32 logits."""
+        return self.family.unembed(self.weights, hidden_BWD, self.parallel)
+
+    def draft(
+        self,
+        depth: int,
+        tokens_BW: Int[Array, "B W"],
+        hidden_BWD: Float[Array, "B W D"],
+        rows: Rows,
+        draft_kv: tuple[LayerKV, ...],
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], tuple[LayerKV, ...]]:
+        """MTP layer `depth` over the rows: (hidden for `draft_unembed`, hidden to recycle, pages)."""
+        positions_BW = row_positions(rows.base_len, tokens_BW.shape[1])
+        head_BWD, recycled_BWD, layer_kv = self.family.draft_forward(
+            self.weights, depth, tokens_BW, hidden_BWD, positions_BW, draft_kv[depth], self._attend(rows), self.parallel
+        )
+        return head_BWD, recycled_BWD, _replaced(draft_kv, depth, layer_kv)
+
+    def draft_unembed(self, depth: int, hidden_BWD: Float[Array, "B W D"]) -> Float[Array, "B W V"]:
+        """MTP layer `depth`'s float32 logits."""
+        return self.family.draft_unembed(self.weights, depth, hidden_BWD, self.parallel)
+
+
+def _replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:index], item, *items[index + 1 :])

@@ -1,0 +1,58 @@
+"""The attention call with everything bound that a model must not know: pages, lengths, write rights, backend."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from kernels_pallas.paged_attention import PagedAttentionConfig, paged_attention
+from mtp_jax.core.types import LayerKV
+from mtp_jax.ops.kv_cache import page_addresses, row_positions, write_kv
+
+DEAD_SLOT = -1
+"""A committed length that tells every backend to read nothing and return zeros."""
+
+
+@dataclass(frozen=True)
+class PagedAttend:
+    """Writes the rows' keys and values to their pages, then attends; satisfies `models.api.Attend`.
+
+    Row w of slot b sits at position `base_len[b] + w`. Rows that may not write (`may_write` false) put their keys into
+    the null page: such rows are padding, and no row that matters attends them.
+    """
+
+    page_table_BP: Int[Array, "B P"]
+    base_len: Int[Array, " B"]
+    live: Bool[Array, " B"]
+    may_write_BW: Bool[Array, "B W"]
+    backend: str
+    ancestor_bits_BW: UInt32[Array, "B W"] | None = None
+    debug: bool = False
+
+    def __call__(
+        self,
+        layer_kv: LayerKV,
+        q_BWHC: Float[Array, "B W H C"],
+        k_BWGC: Float[Array, "B W G C"],
+        v_BWGE: Float[Array, "B W G E"] | None,
+        *,
+        scale: float,
+        v_channels: int,
+    ) -> tuple[Float[Array, "B W H E"], LayerKV]:
+        positions_BW = row_positions(self.base_len, q_BWHC.shape[1])
+        may_write_BW = self.may_write_BW & self.live[:, None]
+        page_size = layer_kv.k_pages.shape[1]
+        addresses = page_addresses(positions_BW, self.page_table_BP, may_write_BW, page_size)
+        layer_kv = write_kv(layer_kv, k_BWGC, v_BWGE, addresses)
+        out_BWHE = paged_attention(
+            q_BWHC.astype(layer_kv.k_pages.dtype),
+            layer_kv.k_pages,
+            layer_kv.v_pages,
+            self.page_table_BP,
+            jnp.where(self.live, self.base_len, DEAD_SLOT),
+            self.ancestor_bits_BW,
+            config=PagedAttentionConfig(
+                backend=self.backend, scale=scale, v_channels=v_channels, debug=self.debug
+            ),
+        )
+        return out_BWHE.astype(q_BWHC.dtype), layer_kv

@@ -1,0 +1,67 @@
+"""Writing keys and values into pages. Masked writes go to the null page: never to a clamped or dropped index."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from mtp_jax.core.types import KVSpec, LayerKV
+
+NULL_PAGE = 0
+
+
+def init_kv(specs: Sequence[KVSpec], *, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[LayerKV, ...]:
+    """Empty page pools, one per layer: `num_pages` usable pages behind the null page."""
+
+    def pool(num_heads: int, channels: int) -> Array:
+        return jnp.zeros((num_pages + 1, page_size, num_heads, channels), dtype)
+
+    return tuple(
+        LayerKV(
+            k_pages=pool(spec.num_kv_heads, spec.k_channels),
+            v_pages=None if spec.v_channels is None else pool(spec.num_kv_heads, spec.v_channels),
+        )
+        for spec in specs
+    )
+
+
+def row_positions(base_len_B: Int[Array, " B"], num_rows: int) -> Int[Array, "B W"]:
+    """Positions of `num_rows` rows that start at each slot's base.
+
+    >>> row_positions(jnp.array([5, 0]), 3).tolist()
+    [[5, 6, 7], [0, 1, 2]]
+    """
+    return base_len_B[:, None] + jnp.arange(num_rows, dtype=base_len_B.dtype)[None, :]
+
+
+def page_addresses(
+    positions_BW: Int[Array, "B W"],
+    page_table_BP: Int[Array, "B P"],
+    may_write_BW: Bool[Array, "B W"],
+    page_size: int,
+) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
+    """(page id, offset) of each position; the null page where writing is not allowed or the table ends.
+
+    >>> table = jnp.array([[7, 9]])
+    >>> ids, offsets = page_addresses(jnp.array([[3, 4, 8]]), table, jnp.ones((1, 3), bool), page_size=4)
+    >>> ids.tolist(), offsets.tolist()
+    ([[7, 9, 0]], [[3, 0, 0]])
+    """
+    entry_BW = positions_BW // page_size
+    inside_BW = may_write_BW & (positions_BW >= 0) & (entry_BW < page_table_BP.shape[1])
+    ids_BW = jnp.take_along_axis(page_table_BP, jnp.where(inside_BW, entry_BW, 0), axis=1)
+    return jnp.where(inside_BW, ids_BW, NULL_PAGE), jnp.where(inside_BW, positions_BW % page_size, 0)
+
+
+def write_kv(
+    layer_kv: LayerKV,
+    k_BWGC: Float[Array, "B W G C"],
+    v_BWGE: Float[Array, "B W G E"] | None,
+    addresses: tuple[Int[Array, "B W"], Int[Array, "B W"]],
+) -> LayerKV:
+    """The pool with the rows' keys and values at `addresses` (from `page_addresses`)."""
+    k_pages = layer_kv.k_pages.at[addresses].set(k_BWGC.astype(layer_kv.k_pages.dtype), mode="drop")
+    if v_BWGE is None or layer_kv.v_pages is None:
+        return LayerKV(k_pages=k_pages, v_pages=layer_kv.v_pages)
+    v_pages = layer_kv.v_pages.at[addresses].set(v_BWGE.astype(layer_kv.v_pages.dtype), mode="drop")
+    return LayerKV(k_pages=k_pages, v_pages=v_pages)

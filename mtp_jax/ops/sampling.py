@@ -1,0 +1,157 @@
+"""From logits to tokens: the one function that plain decoding, verification and coupled drafting share.
+
+A token is argmax(adjusted log-probabilities + g), where g is Gumbel noise of (request key, position, token id) and of
+nothing else: not of the step, the slot, the draft length or the batch. So a request's tokens are the same however they
+were drafted, and a drafter that adds the same g to its own log-probabilities agrees with the target as often as their
+laws allow: P(equal) >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry2x32_p
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from mtp_jax.core.types import Logprobs, SamplingRows
+from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
+
+
+class Stream(IntEnum):
+    """Independent random streams of one request. TARGET is shared by coupled drafts; the others never mix with it."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+
+
+def row_keys(key_B2: UInt32[Array, "B 2"], positions_BW: Int[Array, "B W"], stream: Stream) -> UInt32[Array, "B W 2"]:
+    """Key of each draw: the request's key folded with the position of the token drawn, then with the stream."""
+
+    def fold(key_2: Array, position: Array) -> Array:
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key_2), position), stream))
+
+    return jax.vmap(jax.vmap(fold, in_axes=(None, 0)))(key_B2, positions_BW)
+
+
+def gumbel_noise(keys_BW2: UInt32[Array, "B W 2"], token_ids_V: Int[Array, " V"]) -> Float[Array, "B W V"]:
+    """Gumbel(0, 1) noise for each (key, global token id), the same whichever shard of the vocabulary asks.
+
+    One threefry block per id: the id is the counter. 23 random bits give a uniform in (0, 1), both ends excluded.
+    """
+    shape = (*keys_BW2.shape[:-1], token_ids_V.shape[0])
+    counters = jnp.broadcast_to(token_ids_V.astype(jnp.uint32), shape)
+    high, low = (jnp.broadcast_to(keys_BW2[..., i, None], shape) for i in (0, 1))
+    bits, _ = threefry2x32_p.bind(high, low, jnp.zeros_like(counters), counters)
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
+    return -jnp.log(-jnp.log(uniform))
+
+
+def adjust_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array, "B W V"]:
+    """Logits after temperature, then top-k, then top-p (vLLM's order); what is filtered out is -inf.
+
+    Entries equal to the last one kept are kept too. Greedy rows (temperature 0) pass unscaled. The largest logit is
+    subtracted first, so that no temperature can overflow.
+    """
+    temperature = jnp.where(rows.temperature_B > 0, rows.temperature_B, 1.0)[:, None, None]
+    scaled = (logits_BWV - jnp.max(logits_BWV, axis=-1, keepdims=True)) / temperature
+    wants_filter = (rows.temperature_B > 0) & ((rows.top_k_B > 0) | (rows.top_p_B < 1.0))
+    return lax.cond(jnp.any(wants_filter), lambda: _filter(scaled, rows), lambda: scaled)
+
+
+def _filter(scaled_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array, "B W V"]:
+    vocab_size = scaled_BWV.shape[-1]
+    top_k = jnp.where(rows.top_k_B > 0, jnp.minimum(rows.top_k_B, vocab_size), vocab_size)[:, None]
+    order_BWV = _ordered_bits(scaled_BWV)
+    kth = _largest_threshold(order_BWV, lambda kept: jnp.sum(kept, axis=-1, dtype=jnp.int32) >= top_k)
+    in_top_k = order_BWV >= kth[..., None]
+    probs_BWV = jax.nn.softmax(jnp.where(in_top_k, scaled_BWV, -jnp.inf), axis=-1)
+    top_p = rows.top_p_B[:, None]
+    edge = _largest_threshold(order_BWV, lambda kept: jnp.sum(jnp.where(kept, probs_BWV, 0.0), axis=-1) >= top_p)
+    # Rounding may leave the total mass just under a top_p just under one: then no threshold is found and all stay.
+    in_top_p = (order_BWV >= edge[..., None]) | (top_p >= 1.0)[..., None]
+    return jnp.where(in_top_k & in_top_p, scaled_BWV, -jnp.inf)
+
+
+def _ordered_bits(x: Float[Array, "*x"]) -> UInt32[Array, "*x"]:
+    """Unsigned integers in the order of the floats: positives get the sign bit set, negatives are inverted."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    sign = jnp.uint32(0x80000000)
+    return jnp.where(bits & sign != 0, ~bits, bits | sign)
+
+
+def _largest_threshold(
+    order_BWV: UInt32[Array, "B W V"], is_enough: Callable[[Bool[Array, "B W V"]], Bool[Array, "B W"]]
+) -> UInt32[Array, "B W"]:
+    """Largest t for which keeping all entries >= t is enough; found bit by bit, without sorting the vocabulary."""
+
+    def try_bit(i: Array, found_BW: Array) -> Array:
+        candidate = found_BW | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        return jnp.where(is_enough(order_BWV >= candidate[..., None]), candidate, found_BW)
+
+    return lax.fori_loop(0, 32, try_bit, jnp.zeros(order_BWV.shape[:2], jnp.uint32))
+
+
+def choose_tokens(
+    logits_BWV: Float[Array, "B W v"],
+    positions_BW: Int[Array, "B W"],
+    rows: SamplingRows,
+    parallel: Parallel = NO_PARALLEL,
+) -> Int[Array, "B W"]:
+    """The token each row draws for `positions_BW` (the positions of the tokens drawn, not of the rows).
+
+    Logits may be this shard's part of the vocabulary. Greedy rows take the argmax, ties to the lowest id, whatever
+    else is in the batch. A batch without sampled rows draws no noise.
+    """
+
+    def sampled() -> Array:
+        whole_BWV = parallel.gather_vocab(logits_BWV)
+        ids_V = jnp.arange(whole_BWV.shape[-1], dtype=jnp.int32)
+        noise_BWV = gumbel_noise(row_keys(rows.key_B2, positions_BW, Stream.TARGET), ids_V)
+        drawn_BW = jnp.argmax(adjust_logits(whole_BWV, rows) + noise_BWV, axis=-1)
+        best_BW = jnp.argmax(whole_BWV, axis=-1)
+        return jnp.where(rows.temperature_B[:, None] > 0, drawn_BW, best_BW).astype(jnp.int32)
+
+    return lax.cond(jnp.any(rows.temperature_B > 0), sampled, lambda: parallel.argmax_over_vocab(logits_BWV))
+
+
+def token_logprobs(
+    logits_BWV: Float[Array, "B W v"],
+    tokens_BW: Int[Array, "B W"],
+    rows: SamplingRows,
+    max_logprobs: int,
+    parallel: Parallel = NO_PARALLEL,
+) -> Logprobs:
+    """Raw log-softmax (before temperature and filters) of the tokens and of the `max_logprobs` most likely ones.
+
+    Computed only if a slot of the launch asks; all zeros otherwise.
+    """
+
+    def computed() -> Logprobs:
+        whole_BWV = parallel.gather_vocab(logits_BWV)
+        logprobs_BWV = jax.nn.log_softmax(whole_BWV, axis=-1)
+        chosen_BW = jnp.take_along_axis(logprobs_BWV, tokens_BW[..., None], axis=-1)[..., 0]
+        num_listed = min(max_logprobs, whole_BWV.shape[-1])
+        top_BWQ, top_ids_BWQ = lax.top_k(logprobs_BWV, num_listed)
+        padding = ((0, 0), (0, 0), (0, max_logprobs - num_listed))
+        rank_BW = jnp.sum(logprobs_BWV > chosen_BW[..., None], axis=-1, dtype=jnp.int32) + 1
+        return Logprobs(
+            chosen_BE=chosen_BW,
+            top_ids_BEQ=jnp.pad(top_ids_BWQ, padding),
+            top_BEQ=jnp.pad(top_BWQ, padding, constant_values=-jnp.inf),
+            rank_BE=rank_BW,
+        )
+
+    def absent() -> Logprobs:
+        shape = tokens_BW.shape
+        return Logprobs(
+            chosen_BE=jnp.zeros(shape, jnp.float32),
+            top_ids_BEQ=jnp.zeros((*shape, max_logprobs), jnp.int32),
+            top_BEQ=jnp.zeros((*shape, max_logprobs), jnp.float32),
+            rank_BE=jnp.zeros(shape, jnp.int32),
+        )
+
+    return lax.cond(jnp.any(rows.num_logprobs_B >= 0), computed, absent)

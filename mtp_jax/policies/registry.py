@@ -1,0 +1,19 @@
+"""The policies by name: one line each."""
+
+from collections.abc import Callable, Mapping
+
+from mtp_jax.core.config import SpeculativeConfig
+from mtp_jax.policies.api import DraftLenPolicy
+from mtp_jax.policies.fixed import FixedDraftLen
+from mtp_jax.policies.goodput import Goodput
+from mtp_jax.policies.schedule import ScheduledDraftLen
+
+StepCosts = Mapping[tuple[int, int], float]
+_PRIOR_ACCEPTANCE = 0.8
+
+POLICIES: dict[str, Callable[[SpeculativeConfig, StepCosts], DraftLenPolicy]] = {
+    "fixed": lambda spec, costs: FixedDraftLen(),  # noqa: ARG005
+    "schedule": lambda spec, costs: ScheduledDraftLen(tuple(sorted((spec.draft_len_schedule or {}).items()))),  # noqa: ARG005
+    "goodput": lambda spec, costs: Goodput(costs, (_PRIOR_ACCEPTANCE,) * spec.num_speculative_tokens),
+}
+NEEDS_STEP_COSTS = frozenset({"goodput"})

@@ -1,0 +1,213 @@
+"""Drafting with a model's own MTP layers: one layer applied recursively, or one layer per draft position.
+
+Both catch up first: the entries of the positions that became final in earlier steps are written from the target's own
+hidden states (entries made while drafting are provisional: they came from recycled hidden states). The entry at
+position i pairs the hidden state of i with token i + 1, and speaks of token i + 2. With the pending token at position c
+the last entry that can be made is c - 1; draft j (1-based, the token at position c + j) comes out of
+- recursive: the one layer at position c + j - 2 (highest entry written: c + K - 2);
+- one per position: layer j at position c - 1, its token inputs shifted by j.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
+from mtp_jax.models.api import ModelFamily
+from mtp_jax.models.bound import BoundModel, Rows
+from mtp_jax.ops.sampling import choose_tokens
+from mtp_jax.proposers.api import PrefillChunk
+from mtp_jax.proposers.features import Features, empty_features, roll_features, select_slots
+
+DraftSampling = Literal["coupled", "greedy"]
+
+
+@dataclass(frozen=True)
+class MtpEagle:
+    """The first MTP layer applied again and again: any draft length from one layer."""
+
+    draft_sampling: DraftSampling = "coupled"
+
+    @property
+    def num_layers(self) -> int:
+        return 1
+
+    @property
+    def lookahead(self) -> int:
+        return self.num_layers
+
+    def draft_kv_specs(self, family: ModelFamily) -> tuple[KVSpec, ...]:
+        return family.draft_kv_specs()[: self.num_layers]
+
+    def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Features:
+        return empty_features(num_slots, max_draft_len + self.num_layers, family.hidden_size, dtype)
+
+    def prefill(
+        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
+    ) -> tuple[Features, tuple[LayerKV, ...]]:
+        return _prefill(self.num_layers, model, carry, draft_kv, chunk)
+
+    def finish_prefill(
+        self, carry: Features, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]
+    ) -> Features:
+        return _set_last_token(carry, pending_token_Y, is_last_Y)
+
+    def propose(
+        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
+    ) -> tuple[Drafts, Features, tuple[LayerKV, ...]]:
+        caught_up = _fresh_rows(carry, slots, num_known=carry.num_fresh)
+        head_BFD, recycled_BFD, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, caught_up, draft_kv)
+        head_BWD, hidden_BWD = _last_row(head_BFD, carry), _last_row(recycled_BFD, carry)
+        drafts = []
+        for j in range(1, draft_len + 1):
+            draft_BW = _draw(self.draft_sampling, model, 0, head_BWD, slots, j)
+            drafts.append(draft_BW)
+            if j < draft_len:
+                is_drafting = slots.live & (j <= slots.draft_cap)
+                entry = Rows(slots.committed_len + (j - 1), slots.live, is_drafting[:, None], slots.page_table_BP)
+                head_BWD, hidden_BWD, draft_kv = model.draft(0, draft_BW, hidden_BWD, entry, draft_kv)
+        return _stack(drafts, slots), carry, draft_kv
+
+    def observe(
+        self,
+        carry: Features,
+        hidden_BWD: Float[Array, "B W D"],
+        tokens_BE: Int[Array, "B E"],
+        num_emitted: Int[Array, " B"],
+    ) -> Features:
+        return _observe(self.num_layers, carry, hidden_BWD, tokens_BE, num_emitted)
+
+
+@dataclass(frozen=True)
+class MtpVanilla:
+    """One MTP layer per draft position, each fed by the layer before it: at most `num_layers` drafts."""
+
+    num_layers: int
+    draft_sampling: DraftSampling = "coupled"
+
+    @property
+    def lookahead(self) -> int:
+        return self.num_layers
+
+    def draft_kv_specs(self, family: ModelFamily) -> tuple[KVSpec, ...]:
+        return family.draft_kv_specs()[: self.num_layers]
+
+    def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Features:
+        return empty_features(num_slots, max_draft_len + self.num_layers, family.hidden_size, dtype)
+
+    def prefill(
+        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
+    ) -> tuple[Features, tuple[LayerKV, ...]]:
+        return _prefill(self.num_layers, model, carry, draft_kv, chunk)
+
+    def finish_prefill(
+        self, carry: Features, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]
+    ) -> Features:
+        return _set_last_token(carry, pending_token_Y, is_last_Y)
+
+    def propose(
+        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
+    ) -> tuple[Drafts, Features, tuple[LayerKV, ...]]:
+        num_rows = carry.tokens_BF.shape[1]
+        tokens_BX = jnp.pad(carry.tokens_BF, ((0, 0), (0, self.num_layers)))
+        slot_index = jnp.arange(tokens_BX.shape[0])
+        hidden_BFD = carry.hidden_BFD
+        drafts = []
+        # Every layer runs whatever the draft length: a layer that is not asked for a draft still keeps its KV whole.
+        for depth in range(self.num_layers):
+            num_known = carry.num_fresh - depth + min(depth, draft_len)
+            rows = _fresh_rows(carry, slots, num_known=jnp.minimum(num_known, carry.num_fresh))
+            tokens_BF = tokens_BX[:, depth : depth + num_rows]
+            head_BFD, hidden_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
+            if depth < draft_len:
+                draft_BW = _draw(self.draft_sampling, model, depth, _last_row(head_BFD, carry), slots, depth + 1)
+                drafts.append(draft_BW)
+                tokens_BX = tokens_BX.at[slot_index, carry.num_fresh + depth].set(draft_BW[:, 0], mode="drop")
+        return _stack(drafts, slots), carry, draft_kv
+
+    def observe(
+        self,
+        carry: Features,
+        hidden_BWD: Float[Array, "B W D"],
+        tokens_BE: Int[Array, "B E"],
+        num_emitted: Int[Array, " B"],
+    ) -> Features:
+        return _observe(self.num_layers, carry, hidden_BWD, tokens_BE, num_emitted)
+
+
+def _draw(
+    draft_sampling: DraftSampling,
+    model: BoundModel,
+    depth: int,
+    head_BWD: Float[Array, "B 1 D"],
+    slots: SlotView,
+    ahead: int,
+) -> Int[Array, "B 1"]:
+    """The draft for the token at position c + ahead."""
+    logits_BWV = model.draft_unembed(depth, head_BWD)
+    if draft_sampling == "greedy":
+        return model.parallel.argmax_over_vocab(logits_BWV)
+    return choose_tokens(logits_BWV, slots.committed_len[:, None] + ahead, slots.sampling, model.parallel)
+
+
+def _stack(drafts: list[Int[Array, "B 1"]], slots: SlotView) -> Drafts:
+    if not drafts:
+        return Drafts(tokens_BK=jnp.zeros((slots.live.shape[0], 0), jnp.int32))
+    return Drafts(tokens_BK=jnp.concatenate(drafts, axis=1))
+
+
+def _fresh_rows(carry: Features, slots: SlotView, num_known: Int[Array, " B"]) -> Rows:
+    """The carried rows, the first `num_known` of each slot written, the rest padding."""
+    row = jnp.arange(carry.tokens_BF.shape[1], dtype=jnp.int32)[None, :]
+    base_len = jnp.where(slots.live, slots.committed_len - carry.num_fresh, 0)
+    return Rows(base_len, slots.live, row < num_known[:, None], slots.page_table_BP)
+
+
+def _last_row(x_BFD: Float[Array, "B F D"], carry: Features) -> Float[Array, "B 1 D"]:
+    last = jnp.maximum(carry.num_fresh - 1, 0)  # a slot that never had a prompt has no row; its result is not used
+    return jnp.take_along_axis(x_BFD, last[:, None, None], axis=1)
+
+
+def _observe(
+    num_layers: int,
+    carry: Features,
+    hidden_BWD: Float[Array, "B W D"],
+    tokens_BE: Int[Array, "B E"],
+    num_emitted: Int[Array, " B"],
+) -> Features:
+    rolled = roll_features(carry, hidden_BWD, tokens_BE, num_emitted, num_emitted + (num_layers - 1))
+    return select_slots(num_emitted > 0, rolled, carry)
+
+
+def _set_last_token(carry: Features, token_B: Int[Array, " B"], mask_B: Bool[Array, " B"]) -> Features:
+    slot_index = jnp.arange(token_B.shape[0])
+    last = jnp.maximum(carry.num_fresh - 1, 0)
+    tokens_BF = carry.tokens_BF.at[slot_index, last].set(token_B)
+    return select_slots(mask_B, carry.replace(tokens_BF=tokens_BF), carry)
+
+
+def _prefill(
+    num_layers: int, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
+) -> tuple[Features, tuple[LayerKV, ...]]:
+    """Entries of a prompt chunk in every layer, as far as their tokens are known.
+
+    Layer d (0-based) at position i takes token i + 1 + d. Entries whose token is not in the prompt are left to the
+    first decode step, whose carried rows reach `num_layers` positions back.
+    """
+    num_rows = chunk.hidden_YTD.shape[1]
+    row = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
+    hidden_YTD = chunk.hidden_YTD
+    for depth in range(num_layers):
+        is_known = (chunk.start[:, None] + row + 1 + depth < chunk.num_known[:, None]) & (row < chunk.num_tokens[:, None])
+        rows = Rows(chunk.start, chunk.live, is_known, chunk.page_table_YP)
+        tokens_YT = chunk.tokens_YX[:, 1 + depth : 1 + depth + num_rows]
+        _, hidden_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
+    started = carry.replace(num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
+    keep = jnp.full_like(chunk.num_tokens, num_layers)
+    rolled = roll_features(started, chunk.hidden_YTD, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep)
+    return select_slots(chunk.live, rolled, carry), draft_kv
+
+
