@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _choose_devices(on_gpu=config.getoption("--gpu"))
+    _choose_devices(on_gpu=bool(config.getoption("--gpu")))
     _keep_compiled_programs(config)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -37,6 +37,8 @@ def _choose_devices(*, on_gpu: bool) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
     os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # the TPU compiler is used without a TPU,
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # and by several workers at once
 
 
 def _keep_compiled_programs(config: pytest.Config) -> None:

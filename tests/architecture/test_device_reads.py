@@ -24,7 +24,8 @@ ALLOWED = {
 
 def device_reads(source: str) -> list[str]:
     """Each named device read in this source, as ``line: name``."""
-    return [f"{node.lineno}: {name}" for node in ast.walk(ast.parse(source)) if (name := _read_by(node))]
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr | ast.stmt))
+    return [f"{node.lineno}: {name}" for node in nodes if (name := _read_by(node))]
 
 
 def _read_by(node: ast.AST) -> str | None:
