@@ -169,9 +169,6 @@ class SpeculativeConfig:
             )
 
 
-PLAIN = SpeculativeConfig(method=None, num_speculative_tokens=0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """The paged KV cache. `page_size` Z positions a page; `num_pages` N pages beside the null page (None: derived)."""
@@ -192,7 +189,7 @@ class EngineConfig:
     max_model_len: int
     max_num_seqs: int = 8
     cache: CacheConfig = field(default_factory=CacheConfig)
-    speculative: SpeculativeConfig = PLAIN
+    speculative: SpeculativeConfig = field(default_factory=lambda: PLAIN)
     attention_backend: str = "reference"
     prefill_chunk: int = 256
     readback_depth: int = 1
@@ -253,3 +250,7 @@ def _is_int(value: object) -> bool:
 
 def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+PLAIN = SpeculativeConfig(method=None, num_speculative_tokens=0)
+"""Plain decoding: no drafter, no drafts."""

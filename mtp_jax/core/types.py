@@ -198,6 +198,7 @@ class StepOutputs:
     tokens_BE: Int[Array, "B E"]
     num_emitted: Int[Array, " B"]
     num_accepted: Int[Array, " B"]  # verified drafts among the emitted tokens
+    num_drafted: Int[Array, " B"]  # drafts that could have been accepted: the slot's cap as the device knew it
     committed_len: Int[Array, " B"]  # after the step
     finished: Bool[Array, " B"]
     drafts_BK: Int[Array, "B K"]

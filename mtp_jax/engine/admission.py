@@ -1,0 +1,41 @@
+"""Whether a request can be served at all: one sentence why not, for that request alone."""
+
+from mtp_jax.core.config import EngineConfig
+from mtp_jax.engine.pages import pages_for
+from mtp_jax.engine.requests import Request
+
+
+def problem_with(request: Request, config: EngineConfig, *, vocab_size: int) -> str | None:
+    """The first reason to refuse the request, or None."""
+    problem = request.params.problem(
+        vocab_size=vocab_size,
+        max_logprobs=config.max_logprobs,
+        max_stop_token_ids=config.max_stop_token_ids - len(request.eos_token_ids),
+    )
+    return problem or _bad_prompt(request, config, vocab_size) or _too_large(request, config)
+
+
+def _bad_prompt(request: Request, config: EngineConfig, vocab_size: int) -> str | None:
+    if not request.prompt:
+        return "The prompt is empty; it needs at least one token."
+    longest = config.max_model_len - 1
+    if len(request.prompt) > longest:
+        return (
+            f"The prompt has {len(request.prompt)} tokens; with max_model_len={config.max_model_len} "
+            f"at most {longest} leave room for an output token."
+        )
+    for token in request.prompt:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            return f"The prompt contains token id {token!r}; ids are integers from 0 to {vocab_size - 1}."
+    return None
+
+
+def _too_large(request: Request, config: EngineConfig) -> str | None:
+    num_tokens = min(len(request.prompt) + request.params.max_tokens, config.max_model_len)
+    needed = pages_for(num_tokens - 1, config.cache.page_size)
+    if needed > config.num_pages:
+        return (
+            f"The request needs {needed} KV blocks of {config.cache.page_size} tokens for its {num_tokens} tokens; "
+            f"the cache has {config.num_pages}. Lower max_tokens or raise num_kv_blocks."
+        )
+    return None

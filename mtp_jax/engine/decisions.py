@@ -1,0 +1,42 @@
+"""The frozen record of one launch. Everything about the launch derives from it; nobody re-derives it."""
+
+from dataclasses import dataclass
+
+from mtp_jax.core.shapes import PrefillShape, StepShape
+
+
+@dataclass(frozen=True)
+class SlotDecision:
+    """One slot's part in a decode launch. `pages` are those it holds at launch; the reservation is for `draft_cap + 1`."""
+
+    slot: int
+    admission: int
+    draft_cap: int
+    num_pages: int
+    wants_logprobs: bool
+
+
+@dataclass(frozen=True)
+class StepDecision:
+    """A decode launch: its compiled shape (K included) and the slots that take part."""
+
+    number: int
+    shape: StepShape
+    slots: tuple[SlotDecision, ...]
+
+
+@dataclass(frozen=True)
+class PrefillDecision:
+    """A prefill launch: one chunk of one slot's prompt."""
+
+    number: int
+    shape: PrefillShape
+    slot: int
+    admission: int
+    start: int
+    num_tokens: int
+    is_last: bool
+    wants_logprobs: bool
+
+
+Decision = StepDecision | PrefillDecision

@@ -1,0 +1,123 @@
+"""Compiles every shape at start, refuses any other, launches without waiting."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mtp_jax.core.config import EngineConfig
+from mtp_jax.core.errors import InvariantError
+from mtp_jax.core.layout import NO_LOGPROBS, Column
+from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
+from mtp_jax.core.types import DecodeState, StepOutputs
+from mtp_jax.engine.batch import BatchBuilder
+from mtp_jax.engine.decisions import Decision
+from mtp_jax.engine.readback import Launch, seconds_per_call, wait_until_done
+from mtp_jax.models.api import Weights
+from mtp_jax.step.decode import decode_step
+from mtp_jax.step.prefill import prefill_step
+from mtp_jax.step.program import StepProgram, init_state
+
+Shape = StepShape | PrefillShape
+OnShape = Callable[[Shape], None]
+
+
+class Launcher:
+    """Owns the weights, the device state and the compiled steps. The state is donated to every launch."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        weights: Weights,
+        config: EngineConfig,
+        grid: ShapeGrid,
+        batch: BatchBuilder,
+        dtype: jnp.dtype,
+    ) -> None:
+        self.num_traces = 0
+        self.warm_up_s: dict[Shape, float] = {}
+        self._program = program
+        self._weights = weights
+        self._config = config
+        self._grid = grid
+        self._batch = batch
+        self._state: DecodeState = init_state(program, config, dtype)
+        self._steps: dict[Shape, Callable[..., tuple[DecodeState, StepOutputs]]] = {}
+
+    def warm(self, on_shape: OnShape | None = None) -> None:
+        """Compiles and runs every shape of the grid once, with no live slot: nothing changes but the compile cache."""
+        for shape in (*self._grid.all_prefills(), *self._grid.all_steps()):
+            start = time.perf_counter()
+            self._steps[shape] = self._jit(shape)
+            wait_until_done(self._run(shape, jax.device_put(self._idle_inputs(shape))))
+            self.warm_up_s[shape] = time.perf_counter() - start
+            if on_shape is not None:
+                on_shape(shape)
+
+    def measure_step_costs(self, repeats: int = 5) -> dict[tuple[int, int], float]:
+        """Seconds of one step by (slots, draft length), every slot of the bucket live, on the null page.
+
+        To be called after `warm` and before the first request: it leaves lengths behind that a prefill overwrites.
+        """
+        costs = {}
+        for shape in self._grid.all_steps():
+            packed = self._idle_inputs(shape)
+            packed[:, Column.LIVE] = 1
+            packed[:, Column.DRAFT_CAP] = shape.draft_len
+            packed[:, Column.LIMIT] = self._config.max_model_len - 1
+            inputs = jax.device_put(packed)
+            self._reset_slots()
+            costs[shape.slots, shape.draft_len] = seconds_per_call(
+                functools.partial(self._run, shape, inputs), repeats
+            )
+        self._reset_slots()
+        return costs
+
+    def launch(self, decision: Decision, inputs: jax.Array) -> Launch:
+        """Dispatches a step and starts the copy of its outputs to the host; returns at once."""
+        outputs = self._run(decision.shape, inputs)
+        for array in jax.tree.leaves(outputs):
+            array.copy_to_host_async()
+        return Launch(decision, outputs)
+
+    def lower(self, shape: Shape) -> Any:
+        """The lowered program of a shape, for memory and collective checks."""
+        return self._jit(shape).lower(self._weights, self._state, self._idle_inputs(shape))
+
+    def _run(self, shape: Shape, inputs: jax.Array) -> StepOutputs:
+        step = self._steps.get(shape)
+        if step is None:
+            raise InvariantError(f"{shape} is not in the grid compiled at start")
+        self._state, outputs = step(self._weights, self._state, inputs)
+        return outputs
+
+    def _jit(self, shape: Shape) -> Any:
+        step = decode_step if isinstance(shape, StepShape) else prefill_step
+
+        def traced(weights: Weights, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, StepOutputs]:
+            self.num_traces += 1  # runs when traced, never when launched
+            return step(weights, state, packed, program=self._program, shape=shape)  # type: ignore[arg-type]
+
+        traced.__name__ = _program_name(shape)
+        return jax.jit(traced, donate_argnums=1)
+
+    def _idle_inputs(self, shape: Shape) -> np.ndarray:
+        if isinstance(shape, StepShape):
+            packed = np.zeros((shape.slots, self._batch.row_width), np.int32)
+            packed[:, Column.NUM_LOGPROBS] = NO_LOGPROBS
+            return packed
+        return np.zeros((1, self._batch.prefill_width(shape.chunk)), np.int32)
+
+    def _reset_slots(self) -> None:
+        zeros = jnp.zeros_like(self._state.committed_len)
+        self._state = self._state.replace(committed_len=zeros, finished=jnp.zeros_like(self._state.finished))
+
+
+def _program_name(shape: Shape) -> str:
+    if isinstance(shape, StepShape):
+        return f"decode_slots{shape.slots}_drafts{shape.draft_len}"
+    return f"prefill_chunk{shape.chunk}"

@@ -1,0 +1,118 @@
+"""The only module that turns device values into host values, and the queue that makes it late."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from mtp_jax.core.types import Logprobs, StepOutputs
+from mtp_jax.engine.decisions import Decision, PrefillDecision
+from mtp_jax.engine.requests import TokenLogprob
+from mtp_jax.engine.results import SlotResult, StepResult
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch in flight: what it was asked to do, and the buffers its results will be in."""
+
+    decision: Decision
+    outputs: StepOutputs
+
+
+class Readback:
+    """Launches in flight, oldest first. With depth d, results are read once d newer launches are under way."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._queue: deque[Launch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, launch: Launch) -> None:
+        """Takes in a launch."""
+        self._queue.append(launch)
+
+    def ready(self, *, is_idle: bool) -> list[StepResult]:
+        """Results due now; when nothing could be launched (`is_idle`), at least the oldest one."""
+        results = []
+        while len(self._queue) > self._depth or (is_idle and self._queue and not results):
+            results.append(_read(self._queue.popleft()))
+        return results
+
+
+def wait_until_done(tree: Any) -> None:
+    """Blocks until every array is computed: for warm-up and timing, never in the loop."""
+    jax.block_until_ready(tree)
+
+
+def seconds_per_call(call: Callable[[], Any], repeats: int) -> float:
+    """Median time of `call` to completion, one at a time."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        wait_until_done(call())
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def _read(launch: Launch) -> StepResult:
+    decision, outputs = launch.decision, launch.outputs
+    if isinstance(decision, PrefillDecision):
+        rows, wants_logprobs = (0,), (decision.wants_logprobs,)
+    else:
+        rows = tuple(decided.slot for decided in decision.slots)
+        wants_logprobs = tuple(decided.wants_logprobs for decided in decision.slots)
+    small = StepOutputs(
+        **{
+            name: np.asarray(getattr(outputs, name)).tolist()
+            for name in StepOutputs.__dataclass_fields__
+            if name != "logprobs"
+        },
+        logprobs=outputs.logprobs,
+    )
+    logprobs = jax.device_get(outputs.logprobs) if any(wants_logprobs) else None
+    return StepResult(
+        decision,
+        tuple(
+            _slot_result(small, logprobs if wants else None, row)
+            for row, wants in zip(rows, wants_logprobs, strict=True)
+        ),
+    )
+
+
+def _slot_result(small: StepOutputs, logprobs: Logprobs | None, row: int) -> SlotResult:
+    num_emitted: Any = small.num_emitted[row]
+    tokens: Any = tuple(small.tokens_BE[row][:num_emitted])
+    return SlotResult(
+        tokens=tokens,
+        num_accepted=small.num_accepted[row],  # type: ignore[arg-type]
+        num_drafted=small.num_drafted[row],  # type: ignore[arg-type]
+        committed_len=small.committed_len[row],  # type: ignore[arg-type]
+        finished=small.finished[row],  # type: ignore[arg-type]
+        drafts=tuple(small.drafts_BK[row]),  # type: ignore[arg-type]
+        target_tokens=tuple(small.target_tokens_BW[row]),  # type: ignore[arg-type]
+        logprobs=() if logprobs is None else _token_logprobs(logprobs, row, tokens),
+    )
+
+
+def _token_logprobs(logprobs: Logprobs, row: int, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            token=token,
+            logprob=float(logprobs.chosen_BE[row, column]),
+            rank=int(logprobs.rank_BE[row, column]),
+            top=tuple(
+                zip(
+                    logprobs.top_ids_BEQ[row, column].tolist(),
+                    logprobs.top_BEQ[row, column].tolist(),
+                    strict=True,
+                )
+            ),
+        )
+        for column, token in enumerate(tokens)
+    )

@@ -1,0 +1,140 @@
+"""What a caller sends and gets, and the bookkeeping of one request. Token ids only: text lives in `llm.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from mtp_jax.core.config import FinishReason, SamplingParams
+
+
+class TokenWatcher(Protocol):
+    """Sees every emitted token in order and may end the request: how stop strings reach an engine without text."""
+
+    def feed(self, tokens: Sequence[int]) -> "Cut | None":
+        """The cut that these new tokens complete, or None to go on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Ends a request after the first `num_tokens` of the tokens just fed."""
+
+    num_tokens: int
+    stop_reason: int | str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how its tokens are wanted. `seed` is resolved: same seed and prompt, same tokens."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...] = ()
+    watcher: TokenWatcher | None = None
+    wants_trace: bool = False
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end the request: the caller's, and the model's end-of-text ids unless ignored."""
+        eos = () if self.params.ignore_eos else self.eos_token_ids
+        return tuple(dict.fromkeys((*eos, *(self.params.stop_token_ids or ()))))
+
+
+class RequestStatus(StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Raw log-probability of an emitted token, its rank (1: most likely), and the most likely alternatives."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One decode step of one request, as `LLM.trace` shows it."""
+
+    draft_len: int  # K of the launch
+    draft_cap: int  # the slot's own limit in it
+    drafts: tuple[int, ...]
+    target_tokens: tuple[int, ...]
+    num_accepted: int
+    emitted: tuple[int, ...]
+    committed_len_before: int
+    committed_len_after: int
+    num_pages: int
+
+
+@dataclass
+class RequestMetrics:
+    """What speculation did for one request. Rates count verified drafts only; the bonus token is never one."""
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
+    drafted_per_pos: list[int] = field(default_factory=list)
+    draft_lens: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Mean tokens a decode step emitted: 1 + accepted drafts per step (1.0 when there was no step)."""
+        return 1.0 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
+
+    def count_step(self, draft_len: int, num_drafted: int, num_accepted: int) -> None:
+        """Adds one verified step."""
+        self.num_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.draft_lens.append(draft_len)
+        add_per_position(self.drafted_per_pos, num_drafted)
+        add_per_position(self.accepted_per_pos, num_accepted)
+
+
+def add_per_position(counts: list[int], length: int) -> None:
+    """Adds one to the first `length` positions, growing the list as needed."""
+    counts.extend([0] * (length - len(counts)))
+    for position in range(length):
+        counts[position] += 1
+
+
+@dataclass
+class RequestState:
+    """A request's life in the engine. Written by the scheduler alone."""
+
+    request: Request
+    limit: int  # the committed_len at which it is finished by length
+    status: RequestStatus = RequestStatus.WAITING
+    tokens: list[int] = field(default_factory=list)  # emitted so far
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    @property
+    def known_tokens(self) -> list[int]:
+        """Tokens to prefill: the prompt, and all but the last emitted one (that one is the pending token)."""
+        return [*self.request.prompt, *self.tokens[:-1]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one engine step brought a request: new tokens, and at the end why it ended."""
+
+    request_id: str
+    new_tokens: tuple[int, ...]
+    state: RequestState
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None

@@ -1,0 +1,272 @@
+"""Queues, admission, preemption, the step decision, reconciliation. Host facts only: no jax, no device values."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from mtp_jax.core.config import EngineConfig, FinishReason
+from mtp_jax.core.errors import InvariantError
+from mtp_jax.core.shapes import ShapeGrid
+from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
+from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
+from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus, StepRecord, add_per_position
+from mtp_jax.engine.results import SlotResult, StepResult
+from mtp_jax.engine.slots import Slot, SlotTable
+from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats
+
+
+@dataclass
+class Totals:
+    """Counters over the engine's life; `LLM.get_metrics` shows them under vLLM's names."""
+
+    num_drafts: int = 0  # slot-steps that drafted
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_draft_tokens_per_pos: list[int] = field(default_factory=list)
+    num_slot_steps: int = 0
+    num_emitted_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class Scheduler:
+    """Decides each launch from bounds, and settles each result by the record it carries."""
+
+    def __init__(self, config: EngineConfig, grid: ShapeGrid, policy: DraftLenPolicy) -> None:
+        self.config = config
+        self.grid = grid
+        self.policy = policy
+        self.pool = PagePool(config.num_pages)
+        self.slots = SlotTable(config.max_num_seqs)
+        self.waiting: deque[RequestState] = deque()
+        self.totals = Totals()
+        self._num_launches = 0
+        self._num_decodes = 0
+        self._prefilled_last = False
+        self._is_starved = False  # a slot sat out for want of pages: nobody new is admitted meanwhile
+
+    # ---- requests in and out
+
+    @property
+    def has_work(self) -> bool:
+        """Some request is not finished."""
+        return bool(self.waiting) or len(self.slots) > 0
+
+    def limit_of(self, request: Request) -> int:
+        """The committed_len at which the request is finished by length; its last token needs no KV."""
+        return min(len(request.prompt) + request.params.max_tokens, self.config.max_model_len) - 1
+
+    def submit(self, request: Request) -> RequestState:
+        """Queues an admissible request (see `engine.admission`)."""
+        state = RequestState(request, self.limit_of(request))
+        self.waiting.append(state)
+        return state
+
+    def cancel(self, request_id: str) -> bool:
+        """Drops a request; what is still in flight for it is ignored when it arrives. False if it is not here."""
+        for state in self.waiting:
+            if state.request.request_id == request_id:
+                self.waiting.remove(state)
+                state.status = RequestStatus.FINISHED
+                return True
+        slot = self.slots.of_request(request_id)
+        if slot is None:
+            return False
+        self._release(slot)
+        slot.state.status = RequestStatus.FINISHED
+        return True
+
+    def preempt(self, slot: Slot) -> None:
+        """Takes a running request off the device; it resumes from its known tokens, first in the queue."""
+        self._release(slot)
+        slot.state.status = RequestStatus.WAITING
+        slot.state.metrics.num_preemptions += 1
+        self.totals.num_preemptions += 1
+        self.waiting.appendleft(slot.state)
+
+    def _release(self, slot: Slot) -> None:
+        """Gives seat and pages back at once: launches run in order, so a late write comes before the next owner's."""
+        self.slots.vacate(slot)
+        self.pool.give_back(slot.pages)
+
+    # ---- the decision
+
+    def decide(self) -> Decision | None:
+        """The next launch, or None when there is nothing to launch until a result is read."""
+        self._is_starved = self._is_starved and any(slot.is_prefilled and slot.remaining > 0 for slot in self.slots)
+        self._admit()
+        prefilling = [slot for slot in self.slots if not slot.is_prefilled]
+        decoding = [slot for slot in self.slots if slot.is_prefilled and slot.remaining > 0]
+        if prefilling and not (self._prefilled_last and decoding):
+            self._prefilled_last = True
+            return self._decide_prefill(min(prefilling, key=lambda slot: slot.admission))
+        self._prefilled_last = False
+        if not decoding:
+            return None
+        decision = self._decide_decode(decoding)
+        if decision is None and all(slot.num_in_flight == 0 for slot in self.slots):
+            self._preempt_newest()
+            return self.decide()
+        return decision
+
+    def _admit(self) -> None:
+        while self.waiting and self.slots.has_free and not self._is_starved:
+            state = self.waiting[0]
+            num_positions = min(len(state.known_tokens) + 1, state.limit)
+            try:
+                pages = self.pool.take(pages_for(num_positions, self.config.cache.page_size))
+            except OutOfPages:
+                return
+            self.waiting.popleft()
+            state.status = RequestStatus.RUNNING
+            self.slots.seat(state, pages)
+
+    def _preempt_newest(self) -> None:
+        newest = max(self.slots, key=lambda slot: slot.admission)
+        if len(self.slots) == 1:
+            raise InvariantError("one request alone ran out of pages although admission checked that it fits")
+        self.preempt(newest)
+
+    def _decide_prefill(self, slot: Slot) -> PrefillDecision:
+        left = len(slot.prompt) - slot.prefilled
+        shape = self.grid.choose_prefill(left)
+        num_tokens = min(left, shape.chunk)
+        decision = PrefillDecision(
+            number=self._count_launch(),
+            shape=shape,
+            slot=slot.index,
+            admission=slot.admission,
+            start=slot.prefilled,
+            num_tokens=num_tokens,
+            is_last=num_tokens == left,
+            wants_logprobs=slot.state.request.params.logprobs is not None,
+        )
+        slot.launched_prefill(num_tokens)
+        return decision
+
+    def _decide_decode(self, decoding: list[Slot]) -> StepDecision | None:
+        num_slots = 1 + max(slot.index for slot in decoding)
+        draft_len = self._choose_draft_len(decoding, num_slots)
+        decided: list[SlotDecision] = []
+        for slot in sorted(decoding, key=lambda slot: slot.admission):
+            cap = self._reserve(slot, min(draft_len, slot.remaining - 1))
+            if cap is None:
+                continue
+            slot.launched_decode(cap)
+            wants_logprobs = slot.state.request.params.logprobs is not None
+            decided.append(SlotDecision(slot.index, slot.admission, cap, len(slot.pages), wants_logprobs))
+        self._is_starved = len(decided) < len(decoding)
+        if not decided:
+            return None
+        self._num_decodes += 1
+        return StepDecision(self._count_launch(), self.grid.choose(num_slots, draft_len), tuple(decided))
+
+    def _choose_draft_len(self, decoding: list[Slot], num_slots: int) -> int:
+        longest = self.config.max_draft_len
+        if self.config.speculative.near_limit == "group_zero" and any(self._is_near_limit(slot) for slot in decoding):
+            return 0
+        bucket = self.grid.choose(num_slots, longest).slots
+        wanted = self.policy.choose(PolicyView(len(decoding), bucket, longest, self._num_decodes))
+        if not 0 <= wanted <= longest:
+            raise InvariantError(f"the policy chose draft length {wanted}, outside 0..{longest}")
+        # A slot with r tokens to go can use r - 1 drafts; when nobody can use more, a shorter program does the same.
+        return min(wanted, max(slot.remaining for slot in decoding) - 1)
+
+    def _is_near_limit(self, slot: Slot) -> bool:
+        return slot.reserved_len + self.config.max_draft_len + 1 > self.config.max_model_len
+
+    def _reserve(self, slot: Slot, cap: int) -> int | None:
+        """Pages for `cap` drafts, or for as many as there are pages for; None when not even the pending token fits."""
+        page_size = self.config.cache.page_size
+        for smaller in range(cap, -1, -1):
+            wanted = pages_for(min(slot.reserved_len + smaller + 1, slot.state.limit), page_size)
+            try:
+                slot.pages.extend(self.pool.take(max(wanted - len(slot.pages), 0)))
+            except OutOfPages:
+                continue
+            return smaller
+        return None
+
+    def _count_launch(self) -> int:
+        self._num_launches += 1
+        return self._num_launches
+
+    # ---- reconciliation
+
+    def reconcile(self, result: StepResult) -> list[Progress]:
+        """Settles one launch's results, by its own record: a slot that changed hands since is left alone."""
+        if isinstance(result.decision, PrefillDecision):
+            return self._reconcile_prefill(result.decision, result.slots[0])
+        progress: list[Progress] = []
+        drafted: list[int] = []
+        accepted: list[int] = []
+        for decided, slot_result in zip(result.decision.slots, result.slots, strict=True):
+            slot = self.slots.find(decided.slot, decided.admission)
+            if slot is None:
+                continue
+            slot.reconciled_decode(decided.draft_cap, len(slot_result.tokens), slot_result.committed_len)
+            self._count(slot, result.decision, decided, slot_result)
+            add_per_position(drafted, slot_result.num_drafted)
+            add_per_position(accepted, slot_result.num_accepted)
+            progress.append(self._emit(slot, slot_result))
+        accepted.extend([0] * (len(drafted) - len(accepted)))
+        shape = result.decision.shape
+        self.policy = self.policy.update(StepStats(shape.slots, shape.draft_len, tuple(drafted), tuple(accepted)))
+        return progress
+
+    def _reconcile_prefill(self, decision: PrefillDecision, slot_result: SlotResult) -> list[Progress]:
+        slot = self.slots.find(decision.slot, decision.admission)
+        if slot is None or not decision.is_last or slot.pending_token is not None:
+            return []
+        return [self._emit(slot, slot_result)]
+
+    def _count(self, slot: Slot, decision: StepDecision, decided: SlotDecision, result: SlotResult) -> None:
+        num_drafted, num_accepted = result.num_drafted, result.num_accepted
+        if not 0 <= num_accepted <= num_drafted <= decided.draft_cap or not result.tokens:
+            raise InvariantError(
+                f"slot {slot.index}: {num_accepted} accepted of {num_drafted} drafts, {len(result.tokens)} tokens, "
+                f"under a cap of {decided.draft_cap}"
+            )
+        slot.state.metrics.count_step(decision.shape.draft_len, num_drafted, num_accepted)
+        totals = self.totals
+        totals.num_slot_steps += 1
+        totals.num_drafts += num_drafted > 0
+        totals.num_draft_tokens += num_drafted
+        totals.num_accepted_tokens += num_accepted
+        add_per_position(totals.num_draft_tokens_per_pos, num_drafted)
+        add_per_position(totals.num_accepted_tokens_per_pos, num_accepted)
+        if slot.state.request.wants_trace:
+            slot.state.records.append(
+                StepRecord(
+                    draft_len=decision.shape.draft_len,
+                    draft_cap=decided.draft_cap,
+                    drafts=result.drafts[:num_drafted],
+                    target_tokens=result.target_tokens[: num_drafted + 1],
+                    num_accepted=num_accepted,
+                    emitted=result.tokens,
+                    committed_len_before=result.committed_len - len(result.tokens),
+                    committed_len_after=result.committed_len,
+                    num_pages=decided.num_pages,
+                )
+            )
+
+    def _emit(self, slot: Slot, result: SlotResult) -> Progress:
+        state = slot.state
+        request = state.request
+        tokens = result.tokens
+        cut = request.watcher.feed(tokens) if request.watcher is not None else None
+        reason: FinishReason | None = None
+        stop_reason: int | str | None = None
+        if cut is not None:
+            tokens, reason, stop_reason = tokens[: cut.num_tokens], FinishReason.STOP, cut.stop_reason
+        elif result.finished:
+            is_stop = tokens[-1] in request.stop_ids
+            reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+            is_callers = is_stop and tokens[-1] in (request.params.stop_token_ids or ())
+            stop_reason = tokens[-1] if is_callers else None
+        state.tokens.extend(tokens)
+        state.logprobs.extend(result.logprobs[: len(tokens)])
+        self.totals.num_emitted_tokens += len(tokens)
+        if reason is not None:
+            state.status = RequestStatus.FINISHED
+            self._release(slot)
+        return Progress(request.request_id, tokens, state, reason, stop_reason)

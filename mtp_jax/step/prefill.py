@@ -1,0 +1,84 @@
+"""One prompt chunk for target and drafter; the last chunk draws the first token, or takes a resumed one as it is."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from mtp_jax.core.layout import NO_TOKEN
+from mtp_jax.core.shapes import PrefillShape
+from mtp_jax.core.types import Accepted, DecodeState, Drafts, PrefillInputs, SlotView, StepOutputs
+from mtp_jax.models.api import Weights
+from mtp_jax.models.bound import Rows
+from mtp_jax.ops.sampling import choose_tokens, token_logprobs
+from mtp_jax.proposers.api import PrefillChunk
+from mtp_jax.step.commit import count_emitted, step_outputs
+from mtp_jax.step.program import StepProgram
+
+
+def prefill_step(
+    weights: Weights, state: DecodeState, packed_YX: Int[Array, "Y X"], *, program: StepProgram, shape: PrefillShape
+) -> tuple[DecodeState, StepOutputs]:
+    """Writes the chunk's KV and, after the last chunk, leaves the slot in the form every decode step leaves it in.
+
+    A resumed request (preempted earlier) brings its known pending token: nothing is drawn again, and nothing emitted.
+    `state` is donated. Rows with no tokens (`num_tokens` 0) are padding and change nothing.
+    """
+    num_tokens = shape.chunk + program.proposer.lookahead
+    prompt = PrefillInputs.unpack(packed_YX, num_stop_ids=program.num_stop_ids, num_tokens=num_tokens)
+    model = program.bind(weights)
+    live = prompt.inputs.live
+    row = jnp.arange(shape.chunk, dtype=jnp.int32)[None, :]
+    rows = Rows(prompt.start, live, row < prompt.num_tokens[:, None], prompt.inputs.page_table_BP)
+    hidden_YTD, kv = model.target(prompt.tokens_YT[:, : shape.chunk], rows, state.kv)
+
+    # Padding rows point one past the last slot: read clipped, written nowhere.
+    slot = jnp.where(live, prompt.slot, state.committed_len.shape[0])
+    carry = jax.tree.map(lambda x: x.at[slot].get(mode="clip"), state.carry)
+    chunk = PrefillChunk(
+        hidden_YTD=hidden_YTD,
+        tokens_YX=prompt.tokens_YT,
+        start=prompt.start,
+        num_tokens=prompt.num_tokens,
+        num_known=prompt.num_known,
+        live=live,
+        page_table_YP=prompt.inputs.page_table_BP,
+    )
+    carry, draft_kv = program.proposer.prefill(model, carry, state.draft_kv, chunk)
+
+    last_row = jnp.maximum(prompt.num_tokens - 1, 0)
+    last_hidden_Y1D = jnp.take_along_axis(hidden_YTD, last_row[:, None, None], axis=1)
+    logits_Y1V = model.unembed(last_hidden_Y1D)
+    end = prompt.start + prompt.num_tokens
+    drawn_Y1 = choose_tokens(logits_Y1V, end[:, None], prompt.inputs.sampling, program.parallel)
+    is_resumed = prompt.pending_token != NO_TOKEN
+    pending = jnp.where(is_resumed, prompt.pending_token, drawn_Y1[:, 0])
+    is_last = live & prompt.is_last
+    carry = program.proposer.finish_prefill(carry, pending, is_last)
+
+    # The first token obeys the same stop and limit rules as any other: seen from position end - 1, it is a step of one.
+    slots = SlotView(
+        committed_len=end - 1,
+        pending_token=pending,
+        live=is_last & ~is_resumed,
+        draft_cap=jnp.zeros_like(end),
+        limit=prompt.inputs.limit,
+        page_table_BP=prompt.inputs.page_table_BP,
+        stop_ids_BI=prompt.inputs.stop_ids_BI,
+        sampling=prompt.inputs.sampling,
+    )
+    accepted = Accepted(num_accepted=jnp.zeros_like(end), tokens_BE=drawn_Y1, target_tokens_BW=drawn_Y1)
+    num_emitted, finished = count_emitted(accepted, slots)
+    logprobs = token_logprobs(logits_Y1V, drawn_Y1, slots.sampling, program.max_logprobs, program.parallel)
+    no_drafts = Drafts(tokens_BK=jnp.zeros((drawn_Y1.shape[0], 0), jnp.int32))
+    outputs = step_outputs(accepted, no_drafts, slots, num_emitted, finished, logprobs).replace(
+        committed_len=jnp.where(is_last, end, 0)
+    )
+    new_state = DecodeState(
+        kv=kv,
+        draft_kv=draft_kv,
+        committed_len=state.committed_len.at[slot].set(end, mode="drop"),
+        pending_token=state.pending_token.at[slot].set(pending, mode="drop"),
+        finished=state.finished.at[slot].set(jnp.where(is_last, finished, True), mode="drop"),
+        carry=jax.tree.map(lambda full, part: full.at[slot].set(part, mode="drop"), state.carry, carry),
+    )
+    return new_state, outputs
