@@ -91,6 +91,7 @@ class SlotView:
     page_table_BP: Int[Array, "B P"]
     stop_ids_BI: Int[Array, "B I"]
     sampling: SamplingRows
+    noise_BWV: Float[Array, "B W V"]  # of the tokens at positions c+1..c+W; drafts and target share it
 
 
 @struct.dataclass

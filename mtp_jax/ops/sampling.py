@@ -28,26 +28,43 @@ class Stream(IntEnum):
     RESIDUAL = 3
 
 
-def row_keys(key_B2: UInt32[Array, "B 2"], positions_BW: Int[Array, "B W"], stream: Stream) -> UInt32[Array, "B W 2"]:
-    """Key of each draw: the request's key folded with the position of the token drawn, then with the stream."""
+def gumbel_noise(
+    key_B2: UInt32[Array, "B 2"], positions_BW: Int[Array, "B W"], stream: Stream, token_ids_V: Int[Array, " V"]
+) -> Float[Array, "B W V"]:
+    """Gumbel(0, 1) noise of (request key, position, stream, global token id), whichever vocabulary shard asks.
 
-    def fold(key_2: Array, position: Array) -> Array:
-        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key_2), position), stream))
-
-    return jax.vmap(jax.vmap(fold, in_axes=(None, 0)))(key_B2, positions_BW)
-
-
-def gumbel_noise(keys_BW2: UInt32[Array, "B W 2"], token_ids_V: Int[Array, " V"]) -> Float[Array, "B W V"]:
-    """Gumbel(0, 1) noise for each (key, global token id), the same whichever shard of the vocabulary asks.
-
-    One threefry block per id: the id is the counter. 23 random bits give a uniform in (0, 1), both ends excluded.
+    Two threefry blocks: the first folds (position, stream) into the request's key, the second takes the token id as
+    its counter. 23 random bits give a uniform in (0, 1), both ends excluded.
     """
-    shape = (*keys_BW2.shape[:-1], token_ids_V.shape[0])
-    counters = jnp.broadcast_to(token_ids_V.astype(jnp.uint32), shape)
-    high, low = (jnp.broadcast_to(keys_BW2[..., i, None], shape) for i in (0, 1))
-    bits, _ = threefry2x32_p.bind(high, low, jnp.zeros_like(counters), counters)
-    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
-    return -jnp.log(-jnp.log(uniform))
+    shape_BW = positions_BW.shape
+    high_BW, low_BW = threefry2x32_p.bind(
+        jnp.broadcast_to(key_B2[:, :1], shape_BW),
+        jnp.broadcast_to(key_B2[:, 1:], shape_BW),
+        positions_BW.astype(jnp.uint32),
+        jnp.full(shape_BW, stream, jnp.uint32),
+    )
+    shape_BWV = (*shape_BW, token_ids_V.shape[0])
+    bits_BWV, _ = threefry2x32_p.bind(
+        jnp.broadcast_to(high_BW[..., None], shape_BWV),
+        jnp.broadcast_to(low_BW[..., None], shape_BWV),
+        jnp.zeros(shape_BWV, jnp.uint32),
+        jnp.broadcast_to(token_ids_V.astype(jnp.uint32), shape_BWV),
+    )
+    uniform_BWV = ((bits_BWV >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
+    return -jnp.log(-jnp.log(uniform_BWV))
+
+
+def target_noise(rows: SamplingRows, positions_BW: Int[Array, "B W"], vocab_size: int) -> Float[Array, "B W V"]:
+    """The noise of the TARGET stream at `positions_BW`, drawn once a step for drafts and verification alike.
+
+    Zeros, at no cost, when every slot is greedy.
+    """
+    ids_V = jnp.arange(vocab_size, dtype=jnp.int32)
+    return lax.cond(
+        jnp.any(rows.temperature_B > 0),
+        lambda: gumbel_noise(rows.key_B2, positions_BW, Stream.TARGET, ids_V),
+        lambda: jnp.zeros((*positions_BW.shape, vocab_size), jnp.float32),
+    )
 
 
 def adjust_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array, "B W V"]:
@@ -97,20 +114,18 @@ def _largest_threshold(
 
 def choose_tokens(
     logits_BWV: Float[Array, "B W v"],
-    positions_BW: Int[Array, "B W"],
+    noise_BWV: Float[Array, "B W V"],
     rows: SamplingRows,
     parallel: Parallel = NO_PARALLEL,
 ) -> Int[Array, "B W"]:
-    """The token each row draws for `positions_BW` (the positions of the tokens drawn, not of the rows).
+    """The token of each row: argmax(adjusted logits + noise), with `target_noise` of the positions drawn for.
 
     Logits may be this shard's part of the vocabulary. Greedy rows take the argmax, ties to the lowest id, whatever
-    else is in the batch. A batch without sampled rows draws no noise.
+    else is in the batch.
     """
 
     def sampled() -> Array:
         whole_BWV = parallel.gather_vocab(logits_BWV)
-        ids_V = jnp.arange(whole_BWV.shape[-1], dtype=jnp.int32)
-        noise_BWV = gumbel_noise(row_keys(rows.key_B2, positions_BW, Stream.TARGET), ids_V)
         drawn_BW = jnp.argmax(adjust_logits(whole_BWV, rows) + noise_BWV, axis=-1)
         best_BW = jnp.argmax(whole_BWV, axis=-1)
         return jnp.where(rows.temperature_B[:, None] > 0, drawn_BW, best_BW).astype(jnp.int32)

@@ -150,7 +150,8 @@ def _draw(
     logits_BWV = model.draft_unembed(depth, head_BWD)
     if draft_sampling == "greedy":
         return model.parallel.argmax_over_vocab(logits_BWV)
-    return choose_tokens(logits_BWV, slots.committed_len[:, None] + ahead, slots.sampling, model.parallel)
+    noise_B1V = slots.noise_BWV[:, ahead - 1 : ahead]
+    return choose_tokens(logits_BWV, noise_B1V, slots.sampling, model.parallel)
 
 
 def _stack(drafts: list[Int[Array, "B 1"]], slots: SlotView) -> Drafts:

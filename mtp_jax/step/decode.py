@@ -17,7 +17,8 @@ from mtp_jax.core.types import (
 )
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import BoundModel, Rows
-from mtp_jax.ops.sampling import token_logprobs
+from mtp_jax.ops.kv_cache import row_positions
+from mtp_jax.ops.sampling import target_noise, token_logprobs
 from mtp_jax.step.commit import count_emitted, last_emitted, step_outputs
 from mtp_jax.step.program import StepProgram
 
@@ -31,7 +32,7 @@ def decode_step(
     proposal outlives the call: drafts are made first and verified at once, so a step's draft length binds both.
     """
     inputs = StepInputs.unpack(packed_BX, num_stop_ids=program.num_stop_ids)
-    slots = view_slots(state, inputs, shape)
+    slots = view_slots(state, inputs, shape, program.family.vocab_size)
     model = program.bind(weights)
 
     carry = slot_prefix(state.carry, shape.slots)
@@ -60,7 +61,7 @@ def decode_step(
     return new_state, outputs
 
 
-def view_slots(state: DecodeState, inputs: StepInputs, shape: StepShape) -> SlotView:
+def view_slots(state: DecodeState, inputs: StepInputs, shape: StepShape, vocab_size: int) -> SlotView:
     """The bucket's slots: what the host asked for, cut to what the device knows.
 
     The host's cap comes from bounds; the device's own rule is exact: a slot with r = limit - committed_len tokens to go
@@ -79,6 +80,7 @@ def view_slots(state: DecodeState, inputs: StepInputs, shape: StepShape) -> Slot
         page_table_BP=inputs.page_table_BP,
         stop_ids_BI=inputs.stop_ids_BI,
         sampling=inputs.sampling,
+        noise_BWV=target_noise(inputs.sampling, row_positions(committed_len + 1, shape.draft_len + 1), vocab_size),
     )
 
 

@@ -9,7 +9,7 @@ from mtp_jax.core.shapes import PrefillShape
 from mtp_jax.core.types import Accepted, DecodeState, Drafts, PrefillInputs, SlotView, StepOutputs
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import Rows
-from mtp_jax.ops.sampling import choose_tokens, token_logprobs
+from mtp_jax.ops.sampling import choose_tokens, target_noise, token_logprobs
 from mtp_jax.proposers.api import PrefillChunk
 from mtp_jax.step.commit import count_emitted, step_outputs
 from mtp_jax.step.program import StepProgram
@@ -49,7 +49,8 @@ def prefill_step(
     last_hidden_Y1D = jnp.take_along_axis(hidden_YTD, last_row[:, None, None], axis=1)
     logits_Y1V = model.unembed(last_hidden_Y1D)
     end = prompt.start + prompt.num_tokens
-    drawn_Y1 = choose_tokens(logits_Y1V, end[:, None], prompt.inputs.sampling, program.parallel)
+    noise_Y1V = target_noise(prompt.inputs.sampling, end[:, None], program.family.vocab_size)
+    drawn_Y1 = choose_tokens(logits_Y1V, noise_Y1V, prompt.inputs.sampling, program.parallel)
     is_resumed = prompt.pending_token != NO_TOKEN
     pending = jnp.where(is_resumed, prompt.pending_token, drawn_Y1[:, 0])
     is_last = live & prompt.is_last
@@ -65,6 +66,7 @@ def prefill_step(
         page_table_BP=prompt.inputs.page_table_BP,
         stop_ids_BI=prompt.inputs.stop_ids_BI,
         sampling=prompt.inputs.sampling,
+        noise_BWV=noise_Y1V,
     )
     accepted = Accepted(num_accepted=jnp.zeros_like(end), tokens_BE=drawn_Y1, target_tokens_BW=drawn_Y1)
     num_emitted, finished = count_emitted(accepted, slots)
