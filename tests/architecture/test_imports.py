@@ -54,7 +54,7 @@ def test_a_planted_import_breaks_its_contract(checkout: Checkout, path: str, lin
 
 def test_every_module_has_a_layer() -> None:
     layers = CONTRACTS["layers"]["layers"]
-    named = {module.strip() for layer in layers for module in layer.split("|")}
+    named = {module.strip(" ()") for layer in layers for module in layer.split("|")}
     modules = {f"mtp_jax.{path.stem}" for path in (ROOT / "mtp_jax").glob("*.py") if path.stem != "__init__"}
     modules |= {f"mtp_jax.{path.parent.name}" for path in (ROOT / "mtp_jax").glob("*/__init__.py")}
     assert modules <= named
