@@ -1,0 +1,265 @@
+"""A pre-norm decoder with MTP layers: what DeepSeek-V3 and GLM-4.5 share. Families differ in attention and in data."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mtp_jax.core.types import KVSpec
+from mtp_jax.models.api import Attend, TensorSpec, Weights
+from mtp_jax.models.hf_config import HfConfig, num_mtp_layers
+from mtp_jax.models.layers import Mlp, RmsNorm
+from mtp_jax.models.moe import Moe, MoeConfig
+from mtp_jax.models.params import ModuleTree, param, same
+from mtp_jax.models.rope import Rope, Rotation
+from mtp_jax.ops.sharding import NO_PARALLEL, Parallel, take_embedding
+
+
+class AttentionModule(Protocol):
+    """Attention with its projections; returns the sum over the `model` axis."""
+
+    def __call__(
+        self, x_BWD: Array, rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
+    ) -> tuple[Array, Any]: ...
+
+
+class AttentionConfig(Protocol):
+    """One attention variant: frozen and hashable."""
+
+    @property
+    def rope(self) -> Rope: ...
+
+    def kv_spec(self) -> KVSpec: ...
+
+    def build(self, hidden_size: int, name: str) -> AttentionModule: ...
+
+
+@dataclass(frozen=True)
+class MtpDecoder:
+    """A `ModelFamily` of this shape. Built by a family's `from_config`, which reads the fields of its `config.json`."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_mtp_layers: int
+    ffn_size: int
+    moe: MoeConfig | None
+    moe_layers: tuple[bool, ...]  # one entry per layer, MTP layers last
+    attention: AttentionConfig
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    recycle_after_head_norm: bool
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    initializer_range: float
+
+    @cached_property
+    def _tree(self) -> ModuleTree:
+        return ModuleTree(DecoderModule(self))
+
+    def kv_specs(self) -> tuple[KVSpec, ...]:
+        """One per target layer."""
+        return (self.attention.kv_spec(),) * self.num_layers
+
+    def draft_kv_specs(self) -> tuple[KVSpec, ...]:
+        """One per MTP layer."""
+        return (self.attention.kv_spec(),) * self.num_mtp_layers
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every weight, MTP layers included."""
+        return self._tree.tensors()
+
+    def duplicates(self) -> Mapping[str, str]:
+        """Embedding and head that a checkpoint repeats in its MTP layers, and the head of tied embeddings."""
+        head = EMBEDDING_NAME if self.tie_word_embeddings else HEAD_NAME
+        copies = {HEAD_NAME: EMBEDDING_NAME} if self.tie_word_embeddings else {}
+        for depth in range(self.num_mtp_layers):
+            prefix = f"model.layers.{self.num_layers + depth}"
+            copies[f"{prefix}.embed_tokens.weight"] = EMBEDDING_NAME
+            copies[f"{prefix}.shared_head.head.weight"] = head
+        return copies
+
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Frequency tables that old checkpoints carry; they are computed here."""
+        return (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+
+    def init_weights(self, key: Array, dtype: Any) -> Weights:
+        """Normal random matrices of the config's `initializer_range`, ones for norms, zeros for biases."""
+        return self._tree.init_weights(key, dtype, self.initializer_range)
+
+    def bind(self, weights: Weights) -> "DecoderModule":
+        """The `nnx` module with these weights: `family.bind(weights).layers[3].attention`."""
+        module = self._tree.bind(weights)
+        assert isinstance(module, DecoderModule)
+        return module
+
+    def forward(
+        self,
+        weights: Weights,
+        tokens_BW: Int[Array, "B W"],
+        positions_BW: Int[Array, "B W"],
+        kv: tuple[Any, ...],
+        attend: Attend,
+        parallel: Parallel = NO_PARALLEL,
+    ) -> tuple[Float[Array, "B W D"], tuple[Any, ...]]:
+        """See `ModelFamily.forward`."""
+        module = self.bind(weights)
+        rotation = self.attention.rope.rotation(positions_BW)
+        x_BWD = take_embedding(module.embedding[...], tokens_BW, parallel)
+        new_kv = []
+        for layer, layer_kv in zip(module.layers, kv, strict=True):
+            x_BWD, layer_kv = layer(x_BWD, rotation, layer_kv, attend, parallel)
+            new_kv.append(layer_kv)
+        return module.norm(x_BWD), tuple(new_kv)
+
+    def unembed(
+        self, weights: Weights, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL
+    ) -> Float[Array, "*x V"]:
+        """See `ModelFamily.unembed`."""
+        del parallel  # each shard has its own rows of the table
+        module = self.bind(weights)
+        table_VD = (module.embedding if module.head is None else module.head)[...]
+        return jnp.einsum("...d,vd->...v", hidden_BWD, table_VD, preferred_element_type=jnp.float32)
+
+    def draft_forward(
+        self,
+        weights: Weights,
+        depth: int,
+        tokens_BW: Int[Array, "B W"],
+        hidden_BWD: Float[Array, "B W D"],
+        positions_BW: Int[Array, "B W"],
+        layer_kv: Any,
+        attend: Attend,
+        parallel: Parallel = NO_PARALLEL,
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Any]:
+        """See `ModelFamily.draft_forward`."""
+        module = self.bind(weights)
+        mtp = module.mtp_layers[depth]
+        rotation = self.attention.rope.rotation(positions_BW)
+        embedded_BWD = take_embedding(module.embedding[...], tokens_BW, parallel)
+        x_BWD, layer_kv = mtp(embedded_BWD, hidden_BWD, rotation, layer_kv, attend, parallel)
+        head_BWD = mtp.head_norm(x_BWD)
+        return head_BWD, head_BWD if self.recycle_after_head_norm else x_BWD, layer_kv
+
+    def draft_unembed(
+        self, weights: Weights, depth: int, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL
+    ) -> Float[Array, "*x V"]:
+        """See `ModelFamily.draft_unembed`. The head is the target's."""
+        del depth
+        return self.unembed(weights, hidden_BWD, parallel)
+
+
+EMBEDDING_NAME = "model.embed_tokens.weight"
+HEAD_NAME = "lm_head.weight"
+
+
+class DecoderModule(nnx.Module):
+    """Embedding, layers, final norm, head, MTP layers."""
+
+    def __init__(self, family: MtpDecoder):
+        table = (family.vocab_size, family.hidden_size)
+        self.embedding = param(same(EMBEDDING_NAME, *table), ("vocab", None))
+        layers = [DecoderLayer(family, index) for index in range(family.num_layers)]
+        self.layers = nnx.List(layers)
+        self.norm = RmsNorm(family.hidden_size, family.rms_norm_eps, "model.norm.weight")
+        tied = family.tie_word_embeddings
+        self.head = None if tied else param(same(HEAD_NAME, *table), ("vocab", None))
+        self.mtp_layers = nnx.List([MtpLayer(family, depth) for depth in range(family.num_mtp_layers)])
+
+
+class DecoderLayer(nnx.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)). `index` counts MTP layers after the target's."""
+
+    def __init__(self, family: MtpDecoder, index: int):
+        name = f"model.layers.{index}"
+        size, eps = family.hidden_size, family.rms_norm_eps
+        self.attention_norm = RmsNorm(size, eps, f"{name}.input_layernorm.weight")
+        self.attention = family.attention.build(size, f"{name}.self_attn")
+        self.ffn_norm = RmsNorm(size, eps, f"{name}.post_attention_layernorm.weight")
+        if family.moe is not None and family.moe_layers[index]:
+            self.ffn = Moe(size, family.moe, f"{name}.mlp")
+        else:
+            self.ffn = Mlp(size, family.ffn_size, f"{name}.mlp")
+
+    def __call__(
+        self, x_BWD: Array, rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
+    ) -> tuple[Array, Any]:
+        attended_BWD, layer_kv = self.attention(self.attention_norm(x_BWD), rotation, layer_kv, attend, parallel)
+        x_BWD = x_BWD + attended_BWD
+        return x_BWD + self.ffn(self.ffn_norm(x_BWD), parallel), layer_kv
+
+
+class MtpLayer(nnx.Module):
+    """block(eh_proj([enorm(embedding); hnorm(hidden)])); `head_norm` then goes before the target's head."""
+
+    def __init__(self, family: MtpDecoder, depth: int):
+        index = family.num_layers + depth
+        name = f"model.layers.{index}"
+        size, eps = family.hidden_size, family.rms_norm_eps
+        self.embedding_norm = RmsNorm(size, eps, f"{name}.enorm.weight")
+        self.hidden_norm = RmsNorm(size, eps, f"{name}.hnorm.weight")
+        self.join = param(same(f"{name}.eh_proj.weight", size, 2 * size).transpose(1, 0), (None, None))
+        self.layer = DecoderLayer(family, index)
+        self.head_norm = RmsNorm(size, eps, f"{name}.shared_head.norm.weight")
+
+    def __call__(
+        self,
+        embedded_BWD: Array,
+        hidden_BWD: Array,
+        rotation: Rotation,
+        layer_kv: Any,
+        attend: Attend,
+        parallel: Parallel,
+    ) -> tuple[Array, Any]:
+        joined = jnp.concatenate([self.embedding_norm(embedded_BWD), self.hidden_norm(hidden_BWD)], axis=-1)
+        x_BWD = jnp.einsum("...e,ed->...d", joined, self.join[...])
+        return self.layer(x_BWD, rotation, layer_kv, attend, parallel)
+
+
+def read_decoder(
+    config: HfConfig,
+    tensor_names: Collection[str] | None,
+    *,
+    name: str,
+    attention: AttentionConfig,
+    moe: MoeConfig | None,
+    num_dense_layers: int,
+    rms_norm_eps: float,
+    recycle_after_head_norm: bool,
+) -> MtpDecoder:
+    """The decoder of a config. `num_dense_layers` and `rms_norm_eps` stand in for absent fields.
+
+    Layers from `first_k_dense_replace` on whose index `moe_layer_freq` divides have experts; MTP layers too, unless the
+    checkpoint's own tensors say otherwise.
+    """
+    config.choice("hidden_act", "silu")
+    num_layers = config.integer("num_hidden_layers")
+    num_mtp = num_mtp_layers(config, num_layers, tensor_names)
+    first_moe = config.integer("first_k_dense_replace", num_dense_layers, at_least=0)
+    frequency = config.integer("moe_layer_freq", 1)
+    moe_layers = [index >= first_moe and index % frequency == 0 for index in range(num_layers + num_mtp)]
+    if tensor_names is not None:
+        for index in range(num_layers, num_layers + num_mtp):
+            moe_layers[index] = f"model.layers.{index}.mlp.gate.weight" in tensor_names
+    return MtpDecoder(
+        name=name,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        num_layers=num_layers,
+        num_mtp_layers=num_mtp,
+        ffn_size=config.integer("intermediate_size"),
+        moe=moe,
+        moe_layers=tuple(moe_layers),
+        attention=attention,
+        rms_norm_eps=config.positive("rms_norm_eps", rms_norm_eps),
+        tie_word_embeddings=config.flag("tie_word_embeddings", False),
+        recycle_after_head_norm=recycle_after_head_norm,
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        eos_token_ids=config.token_ids("eos_token_id"),
+        initializer_range=config.positive("initializer_range", 0.02),
+    )

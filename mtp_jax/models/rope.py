@@ -1,0 +1,165 @@
+"""Rotary position embedding, computed from positions: no table, so no longest length is built in.
+
+Scaling types: "default", "linear" (positions divided by a factor) and "yarn" (Peng et al., arXiv 2309.00071, with the
+`mscale` fields that DeepSeek added).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.models.hf_config import HfConfig, positive_number
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Frequencies that turn fewer than `beta_slow` times over the original length are divided by `factor`; those that
+    turn more than `beta_fast` times are kept; a linear ramp joins the two."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def scale(self, inverse_frequencies: np.ndarray, theta: float) -> np.ndarray:
+        """The scaled frequencies."""
+        half = len(inverse_frequencies)
+
+        def channel_of(turns: float) -> float:
+            length = self.original_max_position_embeddings
+            return 2 * half * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = channel_of(self.beta_fast), channel_of(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * half - 1)
+        width = high - low if high != low else 0.001
+        stretched = np.clip((np.arange(half) - low) / width, 0, 1)
+        return inverse_frequencies * (1 - stretched + stretched / self.factor)
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's attention temperature as a factor on queries and keys: 0.1 mscale ln(factor) + 1."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation of the first `num_channels` channels of a head, the two halves of a pair `num_channels / 2` apart.
+
+    `amplitude` multiplies cosine and sine (YaRN). Checkpoints whose pairs are neighbours ("interleaved") are reordered
+    when they are loaded: see `pair_order`.
+    """
+
+    num_channels: int
+    theta: float
+    linear_factor: float = 1.0
+    yarn: YarnScaling | None = None
+    amplitude: float = 1.0
+
+    def inverse_frequencies(self) -> np.ndarray:
+        """Radians per position of each channel pair, float64 [num_channels / 2]."""
+        exponents = np.arange(0, self.num_channels, 2) / self.num_channels
+        inverse_frequencies = self.theta**-exponents / self.linear_factor
+        return inverse_frequencies if self.yarn is None else self.yarn.scale(inverse_frequencies, self.theta)
+
+    def rotation(self, positions_BW: Int[Array, "B W"]) -> "Rotation":
+        """Cosine and sine for these positions; computed once and used by every layer."""
+        frequencies = jnp.asarray(self.inverse_frequencies(), jnp.float32)
+        angles_BWC = positions_BW.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+        return Rotation(jnp.cos(angles_BWC) * self.amplitude, jnp.sin(angles_BWC) * self.amplitude)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosine and sine of each position and channel pair."""
+
+    cos_BWC: Float[Array, "B W half"]
+    sin_BWC: Float[Array, "B W half"]
+
+    def apply(self, x_BWHC: Float[Array, "B W H C"]) -> Float[Array, "B W H C"]:
+        """Rotates the leading `2 * half` channels in float32; the others pass."""
+        half = self.cos_BWC.shape[-1]
+        cos, sin = self.cos_BWC[:, :, None, :], self.sin_BWC[:, :, None, :]
+        first = x_BWHC[..., :half].astype(jnp.float32)
+        second = x_BWHC[..., half : 2 * half].astype(jnp.float32)
+        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return jnp.concatenate([rotated.astype(x_BWHC.dtype), x_BWHC[..., 2 * half :]], axis=-1)
+
+
+def pair_order(num_channels: int, layout: Literal["interleaved", "halves"]) -> np.ndarray:
+    """Order in which a checkpoint's rotary channels are taken so that pairs end up `num_channels / 2` apart.
+
+    Queries and keys are taken in the same order, so their products, and with them the model, stay the same.
+
+    >>> pair_order(6, "interleaved").tolist()
+    [0, 2, 4, 1, 3, 5]
+    """
+    channels = np.arange(num_channels)
+    return channels if layout == "halves" else np.concatenate([channels[0::2], channels[1::2]])
+
+
+def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
+    """The rotation that a config describes, and the factor on each side of the attention product (`mscale_all_dim`).
+
+    Two layouts are in use: `rope_parameters` (new), or `rope_theta` with `rope_scaling` (old). The first wins.
+    """
+    if num_channels % 2:
+        raise ConfigError(f"the rotary part of a head has {num_channels} channels by the config; it must be even.")
+    fields = dict(config.get("rope_scaling", {})) | dict(config.get("rope_parameters", {}))
+    theta = positive_number(fields.pop("rope_theta", config.get("rope_theta", 10000.0)), "config field 'rope_theta'")
+    kind = fields.pop("rope_type", fields.pop("type", "default"))
+    fields.pop("type", None)
+    fields.pop("partial_rotary_factor", None)  # already in `num_channels`
+    if kind not in _FIELDS_OF_KIND:
+        raise ConfigError(f"config field 'rope_type' is {kind!r}; allowed: {', '.join(map(repr, _FIELDS_OF_KIND))}.")
+    unknown = sorted(name for name in fields.keys() - _FIELDS_OF_KIND[kind] if fields[name] is not None)
+    if unknown:
+        raise ConfigError(
+            f"rope field {unknown[0]!r} is {fields[unknown[0]]!r}, which rope type {kind!r} does not have; "
+            f"allowed: {', '.join(sorted(_FIELDS_OF_KIND[kind])) or 'none'}."
+        )
+    if kind == "default":
+        return Rope(num_channels, theta), 1.0
+
+    def number(name: str, default: float | None = None) -> float:
+        value = fields.get(name)
+        return positive_number(default if value is None else value, f"rope field {name!r}")
+
+    def is_set(name: str) -> bool:
+        return bool(fields.get(name))
+
+    max_len = config.integer("max_position_embeddings")
+    original_len = config.get("original_max_position_embeddings", fields.get("original_max_position_embeddings"))
+    original_len = int(positive_number(original_len or max_len, "rope field 'original_max_position_embeddings'"))
+    factor = number("factor", max_len / original_len if kind == "yarn" else None)
+    mscale = yarn_mscale(factor, number("mscale_all_dim")) if is_set("mscale_all_dim") else 1.0
+    if kind == "linear":
+        return Rope(num_channels, theta, linear_factor=factor), mscale
+    default_amplitude = yarn_mscale(factor, 1.0)
+    if is_set("mscale") and is_set("mscale_all_dim"):
+        default_amplitude = yarn_mscale(factor, number("mscale")) / mscale
+    yarn = YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original_len,
+        beta_fast=number("beta_fast", 32.0),
+        beta_slow=number("beta_slow", 1.0),
+        truncate=bool(fields.get("truncate", True)),
+    )
+    return Rope(num_channels, theta, yarn=yarn, amplitude=number("attention_factor", default_amplitude)), mscale
+
+
+_FIELDS_OF_KIND = {
+    "default": frozenset[str](),
+    "linear": frozenset({"factor", "mscale_all_dim"}),
+    "yarn": frozenset(
+        "factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim attention_factor "
+        "truncate".split()
+    ),
+}
