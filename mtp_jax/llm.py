@@ -1,0 +1,397 @@
+"""`LLM`: what a notebook or a script uses. Text, tokenizer and outputs around an `Engine` of token ids."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from kernels_pallas.paged_attention import select_backend
+from mtp_jax.checkpoints import load_model
+from mtp_jax.core.config import CacheConfig, EngineConfig, FinishReason, SamplingParams, SpeculativeConfig
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.engine.engine import Engine
+from mtp_jax.engine.launch import OnShape
+from mtp_jax.engine.requests import Progress, Request, StepRecord
+from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
+from mtp_jax.text import Detokenizer, load_tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class LLM:
+    """A model ready to generate: weights loaded, every step of the grid compiled.
+
+    `model` is a bundled name ("tiny-mtp"), a folder in Hugging Face layout or an Orbax folder of ours.
+    `speculative_config` None is plain decoding; a dict is taken as `SpeculativeConfig(**dict)`.
+    Raises `ConfigError` (a `ValueError`) for anything that cannot be honoured.
+
+    >>> llm = LLM("tiny-mtp", speculative_config={"method": "mtp"}, max_model_len=64)      # doctest: +SKIP
+    >>> llm.generate("def fib(n):", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        dtype: str = "auto",
+        on_shape: OnShape | None = None,
+        **options: Any,
+    ) -> None:
+        loaded = load_model(model, dtype=resolve_dtype(dtype))
+        self._start(
+            loaded.family,
+            loaded.weights,
+            load_tokenizer(loaded.folder),
+            jnp.dtype(loaded.dtype),
+            speculative_config,
+            on_shape,
+            options,
+        )
+
+    @classmethod
+    def from_weights(
+        cls,
+        family: ModelFamily,
+        weights: Weights,
+        *,
+        tokenizer: Tokenizer | None = None,
+        dtype: Any = jnp.float32,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> "LLM":
+        """An `LLM` over weights that are in memory already, such as a head that was just trained."""
+        llm = cls.__new__(cls)
+        llm._start(family, weights, tokenizer, jnp.dtype(dtype), speculative_config, None, options)
+        return llm
+
+    def _start(
+        self,
+        family: ModelFamily,
+        weights: Weights,
+        tokenizer: Tokenizer | None,
+        dtype: jnp.dtype,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None,
+        on_shape: OnShape | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.family = family
+        self.tokenizer = tokenizer
+        self.dtype = dtype
+        config = engine_config(family, speculative_config, **options)
+        self.engine = Engine(family, weights, config, dtype=dtype, on_shape=on_shape)
+        self._num_requests = 0
+        self._sinks: dict[str, list[Progress]] = {}
+
+    # ---- generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """One output per prompt, in order. A request that cannot be served comes back rejected; the others go on."""
+        prompt_list = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        params_list = _params_for(prompt_list, sampling_params)
+        jobs = [
+            self._job(prompt, params, index)
+            for index, (prompt, params) in enumerate(zip(prompt_list, params_list, strict=True))
+        ]
+        with tqdm(total=len(jobs), desc="requests", unit="req", disable=None if use_tqdm else True) as bar:
+            self._run(jobs, on_finished=lambda: bar.update())
+        return [job.output() for job in jobs]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Deltas of the text as they come; a step may bring several tokens. Joined they are the whole text.
+
+        Raises `ConfigError` if the request is refused. Closing the iterator cancels the request.
+        """
+        job = self._job(prompt, params or SamplingParams(), 0)
+        if self.tokenizer is None:
+            raise ConfigError("stream gives text and this model has no tokenizer; use generate with token ids.")
+        num_sent = 0
+        for _ in self._progress_of(job):
+            job.raise_if_rejected()
+            text = job.settled_text
+            if len(text) > num_sent:
+                yield text[num_sent:]
+                num_sent = len(text)
+
+    def trace(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepRecord]:
+        """One record per decode step: what was drafted, what the target said, what was emitted."""
+        job = self._job(prompt, params or SamplingParams(), 0, wants_trace=True)
+        num_sent = 0
+        for _ in self._progress_of(job):
+            job.raise_if_rejected()
+            records = job.records
+            yield from records[num_sent:]
+            num_sent = len(records)
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Totals since start, under vLLM's names; per-position counts are unconditional (accepted at that position)."""
+        totals = self.engine.scheduler.totals
+        num_drafts = totals.num_drafts
+        return {
+            "spec_decode_num_drafts": num_drafts,
+            "spec_decode_num_draft_tokens": totals.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": totals.num_accepted_tokens,
+            "spec_decode_num_accepted_tokens_per_pos": list(totals.num_accepted_tokens_per_pos),
+            "spec_decode_num_draft_tokens_per_pos": list(totals.num_draft_tokens_per_pos),
+            "mean_acceptance_length": 1 + totals.num_accepted_tokens / num_drafts if num_drafts else 1.0,
+            "num_decode_slot_steps": totals.num_slot_steps,
+            "num_generated_tokens": totals.num_emitted_tokens,
+            "num_preemptions": totals.num_preemptions,
+        }
+
+    # ---- inside
+
+    def _job(self, prompt: Prompt, params: SamplingParams, index: int, *, wants_trace: bool = False) -> "_Job":
+        self._num_requests += 1
+        request_id = str(self._num_requests - 1)
+        text, tokens, problem = self._tokens_of(prompt)
+        if params.stop_strings and self.tokenizer is None and problem is None:
+            problem = "Stop strings need a tokenizer and this model has none; use stop_token_ids."
+        detokenizer = None
+        if self.tokenizer is not None and all(isinstance(stop, str) and stop for stop in params.stop_strings):
+            detokenizer = Detokenizer(self.tokenizer, params.stop_strings)
+        request = Request(
+            request_id=request_id,
+            prompt=tuple(tokens),
+            params=params,
+            seed=params.seed if params.seed is not None else derived_seed(self.engine.config.seed, index, 0),
+            eos_token_ids=self.family.eos_token_ids,
+            watcher=detokenizer,
+            wants_trace=wants_trace,
+        )
+        return _Job(request, text, detokenizer, problem, self.tokenizer)
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), *_checked_tokens(prompt["prompt_token_ids"])
+            prompt = prompt.get("prompt", "")
+        if not isinstance(prompt, str):
+            return None, *_checked_tokens(prompt)
+        if self.tokenizer is None:
+            return prompt, (), "The prompt is text and this model has no tokenizer; give token ids."
+        return prompt, self.tokenizer.encode(prompt).ids, None
+
+    def _progress_of(self, job: "_Job") -> Iterator[None]:
+        self._submit(job)
+        try:
+            while not job.is_finished:
+                self._step()
+                self._deliver(job)
+                yield
+        finally:
+            self._forget(job)
+
+    def _run(self, jobs: Sequence["_Job"], on_finished: Callable[[], Any]) -> None:
+        for job in jobs:
+            self._submit(job)
+        unfinished = list(jobs)
+        try:
+            while unfinished:
+                for job in unfinished:
+                    self._deliver(job)
+                still = [job for job in unfinished if not job.is_finished]
+                for _ in range(len(unfinished) - len(still)):
+                    on_finished()
+                unfinished = still
+                if unfinished:
+                    self._step()
+        finally:
+            for job in jobs:
+                self._forget(job)
+
+    def _submit(self, job: "_Job") -> None:
+        self._sinks[job.request.request_id] = []
+        if job.problem is not None:
+            job.reject(job.problem)
+        else:
+            self.engine.submit(job.request)
+
+    def _step(self) -> None:
+        """One engine step; progress goes to whoever owns the request, so that several streams can be open at once."""
+        for progress in self.engine.step():
+            sink = self._sinks.get(progress.request_id)
+            if sink is not None:
+                sink.append(progress)
+
+    def _deliver(self, job: "_Job") -> None:
+        sink = self._sinks[job.request.request_id]
+        for progress in sink:
+            job.take(progress)
+        sink.clear()
+
+    def _forget(self, job: "_Job") -> None:
+        """Ends a request that its reader left, and reads what is in flight once nobody is served."""
+        del self._sinks[job.request.request_id]
+        if not job.is_finished:
+            self.engine.cancel(job.request.request_id)
+        if not self.engine.scheduler.has_work:
+            self.engine.drain()
+
+
+class _Job:
+    """One request on its way through the engine."""
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        detokenizer: Detokenizer | None,
+        problem: str | None,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request = request
+        self.problem = problem
+        self.is_finished = False
+        self._prompt = prompt
+        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
+        self._last: Progress | None = None
+
+    @property
+    def text(self) -> str:
+        return "" if self._detokenizer is None else self._detokenizer.text
+
+    @property
+    def settled_text(self) -> str:
+        return "" if self._detokenizer is None else self._detokenizer.settled_text
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return [] if self._last is None else self._last.state.records
+
+    def take(self, progress: Progress) -> None:
+        self._last = progress
+        if progress.finish_reason is None:
+            return
+        self.is_finished = True
+        self.problem = progress.error
+        if self._detokenizer is not None:
+            self._detokenizer.finish()
+
+    def reject(self, problem: str) -> None:
+        self.problem, self.is_finished = problem, True
+
+    def raise_if_rejected(self) -> None:
+        if self.problem is not None:
+            raise ConfigError(self.problem)
+
+    def output(self) -> RequestOutput:
+        request, last = self.request, self._last
+        if self.problem is not None or last is None:
+            completion = CompletionOutput(0, "", [], FinishReason.REJECTED.value, error=self.problem)
+            return RequestOutput(request.request_id, self._prompt, list(request.prompt), [completion])
+        state = last.state
+        wanted = request.params.logprobs
+        completion = CompletionOutput(
+            index=0,
+            text=self.text,
+            token_ids=list(state.tokens),
+            finish_reason=last.finish_reason.value if last.finish_reason else None,
+            stop_reason=last.stop_reason,
+            logprobs=None if wanted is None else listed_logprobs(state.logprobs, wanted, self._tokenizer),
+        )
+        return RequestOutput(request.request_id, self._prompt, list(request.prompt), [completion], state.metrics)
+
+
+def engine_config(
+    family: ModelFamily,
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None,
+    *,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 8,
+    block_size: int = 16,
+    num_kv_blocks: int | None = None,
+    attention_backend: str = "auto",
+    mesh: Mapping[str, int] | None = None,
+    async_scheduling: bool = True,
+    readback_depth: int = 1,
+    prefill_chunk: int = 256,
+    enable_prefix_caching: bool = False,
+    numerics: str = "fast",
+    seed: int = 0,
+) -> EngineConfig:
+    """The engine's configuration from `LLM`'s options; what cannot be honoured is refused."""
+    if mesh is not None and any(size != 1 for size in mesh.values()):
+        raise ConfigError(f"mesh={dict(mesh)} is not available in this version; leave it at None.")
+    if enable_prefix_caching:
+        raise ConfigError("enable_prefix_caching=True is not available in this version; leave it at False.")
+    if numerics != "fast":
+        raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
+    if isinstance(speculative_config, Mapping):
+        speculative_config = _speculative_from(speculative_config)
+    limit = family.max_position_embeddings
+    if max_model_len is not None and max_model_len > limit:
+        raise ConfigError(f"max_model_len is {max_model_len}; this model has max_position_embeddings={limit}.")
+    return EngineConfig(
+        max_model_len=limit if max_model_len is None else max_model_len,
+        max_num_seqs=max_num_seqs,
+        cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
+        speculative=speculative_config or SpeculativeConfig(method=None),
+        attention_backend=select_backend(attention_backend, jax.default_backend()),
+        prefill_chunk=prefill_chunk,
+        readback_depth=readback_depth if async_scheduling else 0,
+        seed=seed,
+    )
+
+
+def resolve_dtype(dtype: str) -> str | None:
+    """ "auto": float32 on CPU, the checkpoint's own (None) on accelerators."""
+    if dtype == "auto":
+        return "float32" if jax.default_backend() == "cpu" else None
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"dtype is {dtype!r}; it must be 'auto', 'float32', 'bfloat16' or 'float16'.")
+    return dtype
+
+
+def derived_seed(llm_seed: int, index: int, sample: int) -> int:
+    """The seed of a request that brought none: from the LLM's seed, its index in the call and the sample number."""
+    digest = hashlib.blake2b(f"{llm_seed},{index},{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
+    known = SpeculativeConfig.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"speculative_config has no field {name!r}; it has {', '.join(known)}.")
+    return replace(SpeculativeConfig(), **options)
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    if isinstance(prompts, str | Mapping):
+        return True
+    return bool(prompts) and all(isinstance(token, int) for token in prompts)
+
+
+def _checked_tokens(tokens: Any) -> tuple[tuple[Any, ...], str | None]:
+    """Token ids as plain integers; what is no integer is left for admission to name."""
+    if not isinstance(tokens, Iterable) or isinstance(tokens, str | bytes):
+        return (), f"The prompt is {tokens!r}; it must be text or a list of token ids."
+    return tuple(int(token) if isinstance(token, Integral) else token for token in tokens), None
+
+
+def _params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * len(prompts)
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
+    if len(params) != len(prompts):
+        raise ConfigError(f"{len(prompts)} prompts came with {len(params)} sampling_params; give one, or one each.")
+    return list(params)
