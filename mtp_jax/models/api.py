@@ -42,6 +42,7 @@ class TensorSpec:
     dtype: str | None = None
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Writes this call's keys and values, then attends. The engine binds page tables and lengths into it.
 
@@ -120,7 +121,7 @@ class ModelFamily(Protocol):
     def unembed(
         self, weights: Weights, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL
     ) -> Float[Array, "*x V"]:
-        """Float32 logits (this shard's part of the vocabulary under tensor parallelism) of `forward`'s hidden states."""
+        """Float32 logits of `forward`'s hidden states; under tensor parallelism this shard's part of the vocabulary."""
         ...
 
     def draft_forward(

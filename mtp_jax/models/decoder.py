@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -19,6 +19,7 @@ from mtp_jax.models.rope import Rope, Rotation
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel, take_embedding
 
 
+@runtime_checkable
 class AttentionModule(Protocol):
     """Attention with its projections; returns the sum over the `model` axis."""
 
@@ -27,6 +28,7 @@ class AttentionModule(Protocol):
     ) -> tuple[Array, Any]: ...
 
 
+@runtime_checkable
 class AttentionConfig(Protocol):
     """One attention variant: frozen and hashable."""
 

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend
 from mtp_jax.models.decoder import MtpDecoder, read_decoder
@@ -21,7 +22,7 @@ from mtp_jax.models.hf_config import HfConfig
 from mtp_jax.models.layers import RmsNorm, with_bias
 from mtp_jax.models.moe import read_moe_config
 from mtp_jax.models.params import param, rows, same
-from mtp_jax.models.rope import Rope, Rotation, pair_order, read_rope
+from mtp_jax.models.rope import Rope, Rotation, pair_order, read_rope, rotary_channels
 from mtp_jax.ops.sharding import Parallel
 
 LATENT_NORM_EPS = 1e-6
@@ -66,13 +67,13 @@ class Mla(nnx.Module):
         kv_order = config.rope_last(config.kv_rank)
         if config.q_rank is None:
             names, sizes, order = ["kv_a_proj_with_mqa"], [latent], kv_order
-            q_name, q_size = "q_proj", hidden_size
-            self.q_norm = None
+            q_name, q_size, q_norm = "q_proj", hidden_size, None
         else:
             names, sizes = ["q_a_proj", "kv_a_proj_with_mqa"], [config.q_rank, latent]
             order = np.concatenate([np.arange(config.q_rank), config.q_rank + kv_order])
             q_name, q_size = "q_b_proj", config.q_rank
-            self.q_norm = RmsNorm(config.q_rank, LATENT_NORM_EPS, f"{name}.q_a_layernorm.weight")
+            q_norm = RmsNorm(config.q_rank, LATENT_NORM_EPS, f"{name}.q_a_layernorm.weight")
+        self.q_norm = q_norm
         down = rows([f"{name}.{part}.weight" for part in names], sizes, hidden_size)
         self.down = param(down.take(order).transpose(1, 0), (None, None))
         self.kv_norm = RmsNorm(config.kv_rank, LATENT_NORM_EPS, f"{name}.kv_a_layernorm.weight")
@@ -85,11 +86,10 @@ class Mla(nnx.Module):
         self.kv_up = param(up.reshape(heads, up_channels, config.kv_rank), ("heads", None, None))
         out = same(f"{name}.o_proj.weight", hidden_size, heads * config.v_channels).transpose(1, 0)
         self.out = param(out.reshape(heads, config.v_channels, hidden_size), ("heads", None, None))
-        self.down_bias, self.out_bias = None, None
-        if config.has_bias:
-            bias = rows([f"{name}.{part}.bias" for part in names], sizes)
-            self.down_bias = param(bias.take(order), (None,), fill=0.0)
-            self.out_bias = param(same(f"{name}.o_proj.bias", hidden_size), (None,), fill=0.0)
+        down_bias = rows([f"{name}.{part}.bias" for part in names], sizes).take(order)
+        self.down_bias = param(down_bias, (None,), fill=0.0) if config.has_bias else None
+        out_bias = same(f"{name}.o_proj.bias", hidden_size)
+        self.out_bias = param(out_bias, (None,), fill=0.0) if config.has_bias else None
 
     def __call__(
         self, x_BWD: Float[Array, "B W D"], rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
@@ -124,6 +124,8 @@ def deepseek_v3(config: HfConfig, tensor_names: Collection[str] | None) -> MtpDe
     """The family of a `deepseek_v3` config; fields absent from it take the released code's defaults."""
     nope_channels = config.integer("qk_nope_head_dim")
     rope_channels = config.integer("qk_rope_head_dim", at_least=2)
+    if rotary_channels(config, rope_channels, default_fraction=1.0) != rope_channels:
+        raise ConfigError("config field 'partial_rotary_factor' must be 1: all qk_rope_head_dim channels rotate.")
     rope, mscale = read_rope(config, rope_channels)
     attention = MlaConfig(
         num_heads=config.integer("num_attention_heads"),

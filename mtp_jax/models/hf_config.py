@@ -12,13 +12,16 @@ from mtp_jax.core.errors import ConfigError
 
 NUM_MTP_LAYERS_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
-_HARMLESS = frozenset(
-    "_name_or_path architectures attention_dropout auto_map aux_loss_alpha bos_token_id dtype ep_size head_dim "
-    "num_key_value_heads output_router_logits pad_token_id pretraining_tp qk_head_dim router_aux_loss_coef seq_aux "
-    "torch_dtype transformers_version use_cache model_type output_attentions output_hidden_states "
-    "_attn_implementation attn_implementation _attn_implementation_internal _experts_implementation "
-    "experts_implementation".split()
-)
+# fmt: off
+_HARMLESS = frozenset({
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "aux_loss_alpha", "bos_token_id", "dtype",
+    "ep_size", "head_dim", "num_key_value_heads", "output_router_logits", "pad_token_id", "pretraining_tp",
+    "qk_head_dim", "router_aux_loss_coef", "seq_aux", "torch_dtype", "transformers_version", "use_cache",
+    "model_type", "output_attentions", "output_hidden_states", "attn_implementation", "_attn_implementation",
+    "_attn_implementation_internal", "experts_implementation", "_experts_implementation",
+    "_experts_implementation_internal",
+})
+# fmt: on
 _NEUTRAL = (None, False, [], {}, "")
 _SPEAKS_OF_COMPUTATION = re.compile(
     r"attn|attention|rope|rotary|yarn|position|window|chunk|expert|moe|rout|topk|top_k|gate|scor|group|norm|bias|act$|"
@@ -113,9 +116,7 @@ def num_mtp_layers(config: HfConfig, num_layers: int, tensor_names: Collection[s
     with an `eh_proj`. Without tensor names the config is trusted; without a config field the tensors are counted;
     without both there are none.
     """
-    stated = {
-        name: config.integer(name, at_least=0) for name in NUM_MTP_LAYERS_NAMES if config.get(name) is not None
-    }
+    stated = {name: config.integer(name, at_least=0) for name in NUM_MTP_LAYERS_NAMES if config.get(name) is not None}
     if len(set(stated.values())) > 1:
         listed = " and ".join(f"{name}={value}" for name, value in stated.items())
         raise ConfigError(f"the config states the number of MTP layers differently: {listed}; they must be equal.")
@@ -129,12 +130,14 @@ def num_mtp_layers(config: HfConfig, num_layers: int, tensor_names: Collection[s
     )
     if found != list(range(num_layers, num_layers + len(found))):
         raise ConfigError(
-            f"the checkpoint's MTP layers are {found}; after {num_layers} layers they must be numbered from {num_layers} on."
+            f"the checkpoint's MTP layers are {found}; after {num_layers} layers they must be numbered "
+            f"from {num_layers} on."
         )
     if by_config is not None and by_config != len(found):
         name = next(iter(stated))
         raise ConfigError(
-            f"config field {name!r} is {by_config} but the checkpoint has {len(found)} MTP layers; set it to {len(found)}."
+            f"config field {name!r} is {by_config} but the checkpoint has {len(found)} MTP layers; "
+            f"set it to {len(found)} or add the missing tensors."
         )
     return len(found)
 

@@ -10,7 +10,7 @@ from mtp_jax.ops.sharding import Parallel
 
 
 def rms_norm(x: Float[Array, "*x D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*x D"]:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in float32 and returned in x's dtype.
+    """Root-mean-square norm: x / sqrt(mean(x^2) + eps) * weight, in float32; the result has x's dtype.
 
     The weight multiplies as it is (not 1 + weight).
     """
@@ -31,9 +31,11 @@ class RmsNorm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps)
 
 
-def with_bias(x: Float[Array, "*x D"], bias: nnx.Param | None) -> Float[Array, "*x D"]:
-    """x plus a bias, where there is one."""
-    return x if bias is None else x + bias[...].reshape((1,) * (x.ndim - 1) + (-1,))
+def with_bias(x: Float[Array, "*x"], bias: nnx.Param | None) -> Float[Array, "*x"]:
+    """A product plus its bias, where there is one; the bias has the product's last dimensions."""
+    if bias is None:
+        return x
+    return x + bias[...].reshape((1,) * (x.ndim - bias[...].ndim) + bias[...].shape)
 
 
 def gated(gate_up: Float[Array, "*x 2 F"]) -> Float[Array, "*x F"]:

@@ -134,7 +134,8 @@ class ModuleTree:
 
     def bind(self, weights: Weights) -> nnx.Module:
         """The module with these arrays in it. Costs time, so inside a trace; the arrays are not copied."""
-        return nnx.merge(self._graphdef, nnx.from_flat_state({path: get(weights, _names(path)) for path in self._params}))
+        arrays = {path: get(weights, _names(path)) for path in self._params}
+        return nnx.merge(self._graphdef, nnx.from_flat_state(arrays))
 
 
 def get(tree: Weights, path: tuple[str, ...]) -> Any:

@@ -6,10 +6,12 @@ from typing import Any
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.deepseek_v3 import deepseek_v3
+from mtp_jax.models.glm4_moe import glm4_moe
 from mtp_jax.models.hf_config import HfConfig
 
 FAMILIES: dict[str, Callable[[HfConfig, Collection[str] | None], ModelFamily]] = {
     "deepseek_v3": deepseek_v3,
+    "glm4_moe": glm4_moe,
 }
 
 

@@ -5,8 +5,9 @@ Scaling types: "default", "linear" (positions divided by a factor) and "yarn" (P
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,11 @@ from mtp_jax.models.hf_config import HfConfig, positive_number
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Frequencies that turn fewer than `beta_slow` times over the original length are divided by `factor`; those that
-    turn more than `beta_fast` times are kept; a linear ramp joins the two."""
+    """Slow frequencies are divided by `factor`, fast ones are kept, and a linear ramp joins the two.
+
+    Slow: fewer than `beta_slow` turns over the original length; fast: more than `beta_fast`. `truncate` rounds the ends
+    of the ramp outwards to whole channels.
+    """
 
     factor: float
     original_max_position_embeddings: int
@@ -105,46 +109,65 @@ def pair_order(num_channels: int, layout: Literal["interleaved", "halves"]) -> n
     return channels if layout == "halves" else np.concatenate([channels[0::2], channels[1::2]])
 
 
-def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
-    """The rotation that a config describes, and the factor on each side of the attention product (`mscale_all_dim`).
+_FIELDS_OF_KIND = {
+    "default": (),
+    "linear": ("factor", "mscale_all_dim"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "attention_factor", "truncate"),
+    ),
+}
+_COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
-    Two layouts are in use: `rope_parameters` (new), or `rope_theta` with `rope_scaling` (old). The first wins.
+
+def rotary_channels(config: HfConfig, head_channels: int, *, default_fraction: float) -> int:
+    """How many channels of a head rotate, by `partial_rotary_factor`."""
+    fraction = config.get("partial_rotary_factor", default_fraction)
+    fraction = positive_number(
+        _rope_fields(config).get("partial_rotary_factor", fraction), "config field 'partial_rotary_factor'"
+    )
+    num_channels = int(head_channels * fraction)
+    if num_channels % 2 or not 0 < num_channels <= head_channels:
+        raise ConfigError(
+            f"config field 'partial_rotary_factor' is {fraction}, which rotates {num_channels} of a head's "
+            f"{head_channels} channels; it must be an even number of them, at least 2."
+        )
+    return num_channels
+
+
+def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
+    """The rotation that a config describes, and `mscale_all_dim`'s factor on each side of the attention product.
+
+    Fields absent from the config take the values that the released code gives them.
     """
-    if num_channels % 2:
-        raise ConfigError(f"the rotary part of a head has {num_channels} channels by the config; it must be even.")
-    fields = dict(config.get("rope_scaling", {})) | dict(config.get("rope_parameters", {}))
-    theta = positive_number(fields.pop("rope_theta", config.get("rope_theta", 10000.0)), "config field 'rope_theta'")
-    kind = fields.pop("rope_type", fields.pop("type", "default"))
-    fields.pop("type", None)
-    fields.pop("partial_rotary_factor", None)  # already in `num_channels`
+    fields = _rope_fields(config)
+    theta = positive_number(fields.get("rope_theta", config.get("rope_theta", 10000.0)), "config field 'rope_theta'")
+    kind = fields.get("rope_type", fields.get("type", "default"))
     if kind not in _FIELDS_OF_KIND:
         raise ConfigError(f"config field 'rope_type' is {kind!r}; allowed: {', '.join(map(repr, _FIELDS_OF_KIND))}.")
-    unknown = sorted(name for name in fields.keys() - _FIELDS_OF_KIND[kind] if fields[name] is not None)
+    unknown = sorted(fields.keys() - {*_FIELDS_OF_KIND[kind], *_COMMON_FIELDS})
     if unknown:
         raise ConfigError(
             f"rope field {unknown[0]!r} is {fields[unknown[0]]!r}, which rope type {kind!r} does not have; "
-            f"allowed: {', '.join(sorted(_FIELDS_OF_KIND[kind])) or 'none'}."
+            f"leave it out."
         )
-    if kind == "default":
-        return Rope(num_channels, theta), 1.0
 
     def number(name: str, default: float | None = None) -> float:
-        value = fields.get(name)
-        return positive_number(default if value is None else value, f"rope field {name!r}")
+        return positive_number(fields.get(name, default), f"rope field {name!r}")
 
-    def is_set(name: str) -> bool:
-        return bool(fields.get(name))
-
+    if kind == "default":
+        return Rope(num_channels, theta), 1.0
     max_len = config.integer("max_position_embeddings")
     original_len = config.get("original_max_position_embeddings", fields.get("original_max_position_embeddings"))
     original_len = int(positive_number(original_len or max_len, "rope field 'original_max_position_embeddings'"))
     factor = number("factor", max_len / original_len if kind == "yarn" else None)
-    mscale = yarn_mscale(factor, number("mscale_all_dim")) if is_set("mscale_all_dim") else 1.0
+    is_tempered = bool(fields.get("mscale_all_dim"))  # zero switches it off
+    mscale = yarn_mscale(factor, number("mscale_all_dim")) if is_tempered else 1.0
     if kind == "linear":
         return Rope(num_channels, theta, linear_factor=factor), mscale
-    default_amplitude = yarn_mscale(factor, 1.0)
-    if is_set("mscale") and is_set("mscale_all_dim"):
-        default_amplitude = yarn_mscale(factor, number("mscale")) / mscale
+    amplitude = yarn_mscale(factor, 1.0)
+    if is_tempered and fields.get("mscale"):
+        amplitude = yarn_mscale(factor, number("mscale")) / mscale
     yarn = YarnScaling(
         factor=factor,
         original_max_position_embeddings=original_len,
@@ -152,14 +175,16 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
         beta_slow=number("beta_slow", 1.0),
         truncate=bool(fields.get("truncate", True)),
     )
-    return Rope(num_channels, theta, yarn=yarn, amplitude=number("attention_factor", default_amplitude)), mscale
+    return Rope(num_channels, theta, yarn=yarn, amplitude=number("attention_factor", amplitude)), mscale
 
 
-_FIELDS_OF_KIND = {
-    "default": frozenset[str](),
-    "linear": frozenset({"factor", "mscale_all_dim"}),
-    "yarn": frozenset(
-        "factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim attention_factor "
-        "truncate".split()
-    ),
-}
+def _rope_fields(config: HfConfig) -> dict[str, Any]:
+    """`rope_parameters` (new layout) or `rope_scaling` (old), without null fields."""
+    found = {name: config.get(name, {}) for name in ("rope_parameters", "rope_scaling")}
+    for name, fields in found.items():
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"config field {name!r} is {fields!r}; it must be a mapping of rope fields or null.")
+    new, old = ({key: value for key, value in fields.items() if value is not None} for fields in found.values())
+    if new and old and new != old:
+        raise ConfigError(f"config fields 'rope_parameters' {new} and 'rope_scaling' {old} differ; give one of them.")
+    return new or old

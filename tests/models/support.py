@@ -19,7 +19,7 @@ from mtp_jax.models.params import get, put
 from mtp_jax.models.registry import family_from_config
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-GOLDEN_NAMES = ("deepseek_v3_tiny", "deepseek_v3_mtp2_tiny")
+GOLDEN_NAMES = ("deepseek_v3_tiny", "deepseek_v3_mtp2_tiny", "glm4_moe_tiny")
 
 
 @dataclass(frozen=True)

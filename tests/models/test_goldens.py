@@ -87,9 +87,8 @@ def draft_chain(golden: Golden, known: np.ndarray, hidden: np.ndarray, drafts: n
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_layer_applied_recursively(golden: Golden, case: int) -> None:
-    if f"recursive_draft_tokens_{case}" not in golden.expected:
-        pytest.skip("recorded for deepseek_v3_tiny only")
+def test_one_layer_applied_recursively(case: int) -> None:
+    golden = Golden.load("deepseek_v3_tiny")
     prompt, first = golden.expected[f"prompt_{case}"], golden.expected[f"greedy_{case}"][0]
     hidden, _ = full_pass(golden, prompt)
     (kv,) = dense_kv(golden.family.draft_kv_specs(), 1, LENGTH)
