@@ -1,0 +1,123 @@
+"""From named checkpoint tensors to a family's weight pytree: everything used once, nothing left over."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from mtp_jax.checkpoints.errors import CheckpointError
+from mtp_jax.checkpoints.safetensors_io import SafetensorsReader
+from mtp_jax.models.api import ModelFamily, TensorSpec, Weights
+from mtp_jax.models.params import put
+
+DTYPES = ("bfloat16", "float16", "float32")
+PROGRESS_FROM_BYTES = 256 << 20
+"""Smaller models load before a progress bar could be read."""
+
+
+def assemble(family: ModelFamily, reader: SafetensorsReader, dtype: str) -> Weights:
+    """The weights of `family` from an entered reader, cast to `dtype` where the family does not pin another.
+
+    `CheckpointError` for a tensor that is missing, misshapen, unknown, NaN, too large for `dtype`, or a copy that
+    differs from its original.
+    """
+    check_names_and_shapes(family, reader)
+    _compare_copies(family, reader)
+    weights: dict[str, Any] = {}
+    specs = family.tensors()
+    for spec in tqdm(
+        specs, desc="loading weights", unit="array", disable=True if reader.num_bytes < PROGRESS_FROM_BYTES else None
+    ):
+        wanted = spec.dtype or dtype
+        arrays = [cast(reader.read(name), wanted, f"tensor {name!r} of {reader.folder}") for name in spec.sources]
+        put(weights, spec.path, jnp.asarray(spec.pack(arrays)))
+    return weights
+
+
+def check_names_and_shapes(family: ModelFamily, reader: SafetensorsReader) -> None:
+    """Headers against the family's table, before any data is read."""
+    used: dict[str, tuple[int, ...]] = {}
+    for spec in family.tensors():
+        used |= dict(zip(spec.sources, spec.source_shapes, strict=True))
+    missing = [name for name in used if name not in reader.tensors]
+    if missing:
+        raise CheckpointError(f"{reader.folder} lacks {_some(missing)}, which family {family.name!r} needs.")
+    copies = family.duplicates()
+    ignored = [re.compile(pattern) for pattern in family.ignored_tensors()]
+    unknown = [
+        name
+        for name in reader.tensors
+        if name not in used and name not in copies and not any(pattern.fullmatch(name) for pattern in ignored)
+    ]
+    if unknown:
+        raise CheckpointError(
+            f"{reader.tensors[unknown[0]].file} has {_some(unknown)}, which family {family.name!r} does not use."
+        )
+    for name, shape in used.items():
+        _check_shape(reader, name, shape)
+    for name, original in copies.items():
+        if name in reader.tensors and original in used:
+            _check_shape(reader, name, used[original])
+
+
+def cast(array: np.ndarray, dtype: str, what: str) -> np.ndarray:
+    """`array` in `dtype`; `CheckpointError`, naming `what`, if a finite value would become infinite."""
+    wanted = jnp.dtype(dtype)
+    if array.dtype == wanted:
+        return array
+    with np.errstate(over="ignore"):
+        result = array.astype(wanted)
+    if wanted.itemsize <= array.dtype.itemsize and bool((np.isinf(result) & ~np.isinf(array)).any()):
+        raise CheckpointError(f"{what} has values too large for {dtype}; load it as bfloat16 or float32.")
+    return result
+
+
+def checkpoint_dtype(config: Mapping[str, Any], weight_dtypes: Mapping[str, str]) -> str:
+    """The dtype a checkpoint says it has, else the one that its tensors (name: dtype) agree on."""
+    stated = {name: config[name] for name in ("dtype", "torch_dtype") if config.get(name) is not None}
+    for name, value in stated.items():
+        if value not in DTYPES:
+            raise CheckpointError(f"config field {name!r} is {value!r}; allowed: {', '.join(map(repr, DTYPES))}.")
+    found = set(stated.values()) or set(weight_dtypes.values())
+    if len(found) > 1:
+        where = "config fields 'dtype' and 'torch_dtype'" if stated else "the tensors"
+        raise CheckpointError(f"{where} name several dtypes ({', '.join(sorted(found))}); choose one with dtype=.")
+    return found.pop()
+
+
+def source_dtypes(specs: tuple[TensorSpec, ...], reader: SafetensorsReader) -> dict[str, str]:
+    """Stored dtypes of the tensors whose dtype the family leaves open."""
+    return {
+        name: reader.tensors[name].dtype
+        for spec in specs
+        if spec.dtype is None
+        for name in spec.sources
+        if name in reader.tensors
+    }
+
+
+def _compare_copies(family: ModelFamily, reader: SafetensorsReader) -> None:
+    for name, original in family.duplicates().items():
+        if name in reader.tensors:
+            copy, first = (reader.read(each).astype(np.float32) for each in (name, original))
+            if not np.array_equal(copy, first):
+                raise CheckpointError(
+                    f"{reader.tensors[name].file} has tensor {name!r}, which must equal {original!r} and differs from it."
+                )
+
+
+def _check_shape(reader: SafetensorsReader, name: str, shape: tuple[int, ...]) -> None:
+    stored = reader.tensors[name]
+    if stored.shape != shape:
+        raise CheckpointError(
+            f"{stored.file} has tensor {name!r} of shape {list(stored.shape)}; the config asks for {list(shape)}."
+        )
+
+
+def _some(names: list[str], shown: int = 3) -> str:
+    listed = ", ".join(repr(name) for name in names[:shown])
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {listed}{more}"

@@ -1,0 +1,108 @@
+"""Model folders: where bundled ones are, what `config.json` says, and how a new one appears all at once."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mtp_jax
+from mtp_jax.checkpoints.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Names of the models that come with the project, sorted."""
+    return tuple(sorted(file.parent.name for file in _bundled_root().glob(f"*/{CONFIG_FILE}")))
+
+
+def bundled_path(name: str) -> Path:
+    """The folder of the bundled model `name`; `CheckpointError` with the names there are for any other.
+
+    >>> bundled_path("no-such-model")       # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mtp_jax.checkpoints.errors.CheckpointError: 'no-such-model' is no bundled model; bundled: ...
+    """
+    if name not in bundled_names():
+        raise CheckpointError(f"{name!r} is no bundled model; bundled: {_listed_names()}.")
+    return _bundled_root() / name
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder that `model` means: a bundled name first, else a folder. A `Path` is always a folder.
+
+    `CheckpointError` where there is neither.
+    """
+    if isinstance(model, str) and model in bundled_names():
+        return bundled_path(model)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.suffix == ".gguf":
+        raise CheckpointError(
+            f"model {str(model)!r} is a GGUF file, which this version does not read; "
+            "give a folder with config.json and safetensors."
+        )
+    found = "is a file" if folder.exists() else "does not exist"
+    raise CheckpointError(
+        f"model {str(model)!r} {found}; give a model folder or the name of a bundled model ({_listed_names()})."
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`."""
+    fields = read_json(folder / CONFIG_FILE)
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{folder / CONFIG_FILE} must hold a JSON object; it holds a {type(fields).__name__}.")
+    return fields
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file holds; `CheckpointError` if it is missing or is not JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is not JSON: {error}.") from None
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """Writes `value` for people to read."""
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A folder to fill, beside `folder`; it takes that name when the block ends well, and is removed when it does not.
+
+    So `folder` is either whole or absent, whenever the process dies. `CheckpointError` if it exists already, unless
+    `overwrite`.
+    """
+    if folder.exists() and not overwrite:
+        raise CheckpointError(f"{folder} exists already; remove it or pass overwrite=True.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+    try:
+        partial = room / "new"
+        partial.mkdir()
+        yield partial
+        if folder.exists():
+            folder.rename(room / "old")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def _bundled_root() -> Path:
+    """`checkpoints/` of the repository, or its copy inside an installed package."""
+    package = Path(mtp_jax.__file__).parent
+    packaged = package / "_bundled"
+    return packaged if packaged.is_dir() else package.parent / "checkpoints"
+
+
+def _listed_names() -> str:
+    return ", ".join(repr(name) for name in bundled_names()) or "none in this installation"
