@@ -15,7 +15,7 @@ NUMPY_NAMES = {"np", "numpy"}
 
 ALLOWED = {
     "mtp_jax/engine/readback.py": "the one place",
-    "mtp_jax/bench.py": "a benchmark waits for what it times",
+    "mtp_jax/bench/": "a benchmark waits for what it times",
     "mtp_jax/checkpoints/": "weights pass through host memory; no step is running",
     "mtp_jax/train/": "a training loop reports its loss; it is not the engine",
     "mtp_jax/testing/": "oracles and checks compare on the host",

@@ -5,6 +5,9 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxtyping import TypeCheckError
+
+from mtp_jax.models.layers import rms_norm
 
 
 def test_tests_see_eight_cpu_devices(request: pytest.FixtureRequest) -> None:
@@ -32,3 +35,9 @@ def test_the_marker_relaxes_both() -> None:
 def test_a_warning_is_an_error() -> None:
     with pytest.raises(DeprecationWarning):
         warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+
+def test_a_wrong_shape_is_an_error() -> None:
+    assert rms_norm(jnp.ones((2, 4)), jnp.ones(4), 1e-6).shape == (2, 4)
+    with pytest.raises(TypeCheckError):
+        rms_norm(jnp.ones((2, 4)), jnp.ones(3), 1e-6)
