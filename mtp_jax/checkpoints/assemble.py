@@ -105,7 +105,7 @@ def _compare_copies(family: ModelFamily, reader: SafetensorsReader) -> None:
             copy, first = (reader.read(each).astype(np.float32) for each in (name, original))
             if not np.array_equal(copy, first):
                 raise CheckpointError(
-                    f"{reader.tensors[name].file} has tensor {name!r}, which must equal {original!r} and differs from it."
+                    f"{reader.tensors[name].file} has tensor {name!r}, which must equal {original!r} but differs."
                 )
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import mtp_jax
 from mtp_jax.checkpoints.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
@@ -99,7 +98,7 @@ def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 def _bundled_root() -> Path:
     """`checkpoints/` of the repository, or its copy inside an installed package."""
-    package = Path(mtp_jax.__file__).parent
+    package = Path(__file__).parents[1]
     packaged = package / "_bundled"
     return packaged if packaged.is_dir() else package.parent / "checkpoints"
 

@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtp_jax.checkpoints.assemble import DTYPES, assemble, checkpoint_dtype, source_dtypes
+import jax.numpy as jnp
+import numpy as np
+
+from mtp_jax.checkpoints.assemble import DTYPES, assemble, cast, checkpoint_dtype, source_dtypes
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.folders import find_model, read_config
-from mtp_jax.checkpoints.safetensors_io import SafetensorsReader
+from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER, flatten, restore_weights, stored_arrays, unflatten
+from mtp_jax.checkpoints.safetensors_io import INDEX_FILE, SINGLE_FILE, SafetensorsReader
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.registry import family_from_config
 
@@ -21,18 +25,25 @@ class LoadedModel:
     dtype: str
 
 
-def load_model(model: str | Path, *, dtype: str | None = None) -> LoadedModel:
+def load_model(model: str | Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:
     """Family and weights of a bundled name, a Hugging Face layout folder, or an Orbax folder of `save_orbax_model`.
 
     `dtype` None is the checkpoint's own: what its config says, else its tensors'. Tensors whose dtype the family pins
-    (`TensorSpec.dtype`) keep that one. `CheckpointError` (a `ConfigError`), one sentence, for whatever is wrong.
+    (`TensorSpec.dtype`) keep that one. `verify=False` skips the checksums of an Orbax folder. `CheckpointError` (a
+    `ConfigError`), one sentence, for whatever is wrong.
 
     >>> load_model("tiny-mtp", dtype="float32").family.num_mtp_layers       # doctest: +SKIP
     1
     """
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype is {dtype!r}; allowed: None, {', '.join(map(repr, DTYPES))}.")
-    return load_hf(find_model(model), dtype=dtype)
+    folder = find_model(model)
+    if not (folder / ARRAYS_FOLDER).is_dir():
+        return load_hf(folder, dtype=dtype)
+    for name in (SINGLE_FILE, INDEX_FILE):
+        if (folder / name).exists():
+            raise CheckpointError(f"{folder} has both {ARRAYS_FOLDER}/ and {name}; keep one of them.")
+    return load_orbax(folder, dtype=dtype, verify=verify)
 
 
 def load_hf(folder: Path, *, dtype: str | None = None) -> LoadedModel:
@@ -42,3 +53,29 @@ def load_hf(folder: Path, *, dtype: str | None = None) -> LoadedModel:
         family = family_from_config(config, reader.tensors.keys())
         dtype = dtype or checkpoint_dtype(config, source_dtypes(family.tensors(), reader))
         return LoadedModel(family, assemble(family, reader, dtype), folder, dtype)
+
+
+def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:
+    """`load_model` of a folder that `save_orbax_model` wrote."""
+    config = read_config(folder)
+    family = family_from_config(config)
+    stored = stored_arrays(folder)
+    specs = {"/".join(spec.path): spec for spec in family.tensors()}
+    for name in specs.keys() ^ stored.keys():
+        word = "lacks" if name in specs else "does not use"
+        who = folder if name in specs else f"family {family.name!r} of {folder}"
+        raise CheckpointError(f"{who} {word} array {name!r}.")
+    for name, spec in specs.items():
+        if stored[name].shape != spec.shape:
+            raise CheckpointError(
+                f"{folder} has array {name!r} of shape {stored[name].shape}; the config asks for {spec.shape}."
+            )
+    open_dtypes = {name: stored[name].dtype.name for name, spec in specs.items() if spec.dtype is None}
+    dtype = dtype or checkpoint_dtype(config, open_dtypes)
+    arrays = flatten(restore_weights(folder, verify=verify))
+    for name, spec in specs.items():
+        array = arrays[name]
+        wanted = spec.dtype or dtype
+        if array.dtype.name != wanted:
+            arrays[name] = jnp.asarray(cast(np.asarray(array), wanted, f"array {name!r} of {folder}"))
+    return LoadedModel(family, unflatten(arrays), folder, dtype)

@@ -94,7 +94,7 @@ class SafetensorsReader:
             dtype = header.get_dtype()
             if dtype not in DTYPES:
                 raise CheckpointError(
-                    f"{file} has tensor {name!r} in {dtype}; allowed: {', '.join(DTYPES)} (quantised weights are not read)."
+                    f"{file} has tensor {name!r} in {dtype}; allowed: {', '.join(DTYPES)}, so nothing quantised."
                 )
             self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), DTYPES[dtype])
 
@@ -112,7 +112,9 @@ def write_tensors(
 
     def flush() -> None:
         shards.append(list(shard))
-        save_file(shard, folder / _part(len(shards)), metadata={"format": "pt"})
+        file = folder / _part(len(shards))
+        save_file(shard, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # the library leaves it to its owner alone
         shard.clear()
 
     for name, array in tensors:
