@@ -1,0 +1,3 @@
+"""The command line, `mtp-jax`: one file per command."""
+
+from mtp_jax.cli.main import main as main

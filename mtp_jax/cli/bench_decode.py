@@ -1,0 +1,105 @@
+"""`mtp-jax bench decode`: every draft length, plain decoding and the goodput policy, timed on the same requests."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mtp_jax.bench.decode import DecodeBench, bench_decode, json_line
+from mtp_jax.bench.environment import chip, versions
+from mtp_jax.bench.measure import Workload
+from mtp_jax.bench.prompts import BUILT_IN, read_prompts, tokens_of
+from mtp_jax.cli.options import (
+    NO_METHOD,
+    Parser,
+    add_compile_cache,
+    add_model,
+    add_sampling,
+    add_speculation,
+    sampling_params,
+)
+from mtp_jax.cli.start import Model, check, engine_options, load, speculative_config, start, use_compile_cache
+from mtp_jax.core.config import SpeculativeConfig
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.llm import LLM
+
+
+def add_options(parser: Parser) -> None:
+    """Declares the command's options."""
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", action="extend", metavar="B", help="requests at once (default: 1)"
+    )
+    parser.add_argument(
+        "--prompts", metavar="FILE", help='JSONL with "prompt" or "turns" a line; by default a few built-in lines'
+    )
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds that are timed")
+    add_speculation(parser, policies=())
+    add_sampling(parser, ignore_eos=True)
+    add_model(parser)
+    add_compile_cache(parser, default=False)
+
+
+def run(options: Namespace) -> None:
+    """Tables to stdout, one JSON line last."""
+    batch_sizes = options.batch_sizes or [1]
+    _check_usage(options, batch_sizes)
+    use_compile_cache(options.compile_cache)
+    speculative = speculative_config(options, policy="goodput")
+    model = load(options)
+    prompts = BUILT_IN if options.prompts is None else read_prompts(Path(options.prompts))
+    results: list[DecodeBench] = []
+    facts: dict[str, Any] = {}
+    for batch_size in batch_sizes:
+        workload = Workload(tokens_of(prompts, model.tokenizer, batch_size), sampling_params(options))
+        drafting, plain = _engines(model, speculative, workload, options)
+        if not facts:
+            facts = _facts(options, drafting)
+            print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
+        num_runs = (drafting.engine.config.max_draft_len + 3) * (options.repeats + 1)
+        with tqdm(total=num_runs, desc="timing", unit="run", disable=None, leave=False) as bar:
+            results.append(bench_decode(drafting, plain, workload, repeats=options.repeats, on_run=bar.update))
+        print(f"{results[-1].as_text()}\n", flush=True)
+    print(json_line(results, facts))
+
+
+def _check_usage(options: Namespace, batch_sizes: Sequence[int]) -> None:
+    if options.method == NO_METHOD:
+        raise ConfigError("bench decode always times plain decoding too; give --method a way to draft.")
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats is {options.repeats}; it must be at least 1.")
+    if min(batch_sizes) < 1:
+        raise ConfigError(f"--batch-sizes has {min(batch_sizes)}; each must be at least 1.")
+
+
+def _engines(
+    model: Model, speculative: SpeculativeConfig | None, workload: Workload, options: Namespace
+) -> tuple[LLM, LLM]:
+    longest = max(map(len, workload.prompts))
+    settings = engine_options(
+        options,
+        model,
+        num_slots=len(workload.prompts),
+        num_tokens=longest + workload.params.max_tokens,
+        longest_prompt=longest,
+    )
+    for prompt in workload.prompts:
+        check(model, speculative, settings, prompt, workload.params)
+    drafting = start(model, speculative, settings, "compiling")
+    return drafting, start(model, None, settings, "compiling plain decoding")
+
+
+def _facts(options: Namespace, llm: LLM) -> dict[str, Any]:
+    """What was measured, and on what."""
+    return {
+        "model": str(options.model),
+        "method": options.method,
+        "dtype": str(llm.dtype),
+        "attention_backend": llm.engine.config.attention_backend,
+        "chip": chip(),
+        "versions": versions(),
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "repeats": options.repeats,
+    }

@@ -1,0 +1,111 @@
+"""`mtp-jax generate`: writes on from a prompt, and compares the speed with plain decoding's."""
+
+import sys
+import time
+from argparse import Namespace
+
+from tqdm import tqdm
+
+from mtp_jax.bench.compare import compare
+from mtp_jax.bench.measure import Workload
+from mtp_jax.bench.recording import Acceptance, Recorded
+from mtp_jax.bench.tables import shares, step_counts
+from mtp_jax.cli.options import (
+    NO_METHOD,
+    Parser,
+    add_compile_cache,
+    add_model,
+    add_sampling,
+    add_speculation,
+    sampling_params,
+)
+from mtp_jax.cli.start import Model, check, engine_options, load, speculative_config, start, use_compile_cache
+from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.llm import LLM
+from mtp_jax.outputs import RequestOutput
+
+
+def add_options(parser: Parser) -> None:
+    """Declares the command's options."""
+    parser.add_argument("prompt", nargs="?", help="the text to go on from")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="then time this against plain decoding, in turns, and say whether the tokens are equal",
+    )
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds that --compare times")
+    add_speculation(parser, policies=("goodput", "fixed"))
+    add_sampling(parser, ignore_eos=False)
+    add_model(parser)
+    add_compile_cache(parser, default=True)
+
+
+def run(options: Namespace) -> None:
+    """Text to stdout as it comes, then the comparison; everything else to stderr."""
+    _check_usage(options)
+    use_compile_cache(options.compile_cache)
+    params = sampling_params(options)
+    speculative = speculative_config(options, policy=options.policy)
+    model = load(options)
+    prompt = _tokens_of(options.prompt, model)
+    settings = engine_options(
+        options, model, num_slots=1, num_tokens=len(prompt) + params.max_tokens, longest_prompt=len(prompt)
+    )
+    check(model, speculative, settings, prompt, params)
+
+    llm = start(model, speculative, settings, "compiling")
+    began = time.perf_counter()
+    output, acceptance = _write(llm, options.prompt, prompt, params)
+    if not options.compare:
+        print(_summary(output, acceptance, time.perf_counter() - began), file=sys.stderr)
+        return
+    plain = start(model, None, settings, "compiling plain decoding")
+    with tqdm(total=2 * (options.repeats + 1), desc="timing", unit="run", disable=None, leave=False) as bar:
+        comparison = compare(llm, plain, Workload((prompt,), params), repeats=options.repeats, on_run=bar.update)
+    print(f"\n{comparison.as_text(model.tokenizer)}")
+
+
+def _check_usage(options: Namespace) -> None:
+    if options.prompt is None:
+        raise ConfigError("generate needs a prompt to go on from; see mtp-jax generate --help.")
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats is {options.repeats}; it must be at least 1.")
+    if options.compare and options.method == NO_METHOD:
+        raise ConfigError("--compare times drafting against plain decoding, and --method none does not draft.")
+
+
+def _tokens_of(prompt: str, model: Model) -> tuple[int, ...]:
+    if model.tokenizer is None:
+        raise ConfigError("This model has no tokenizer, and the prompt is text; use LLM.generate with token ids.")
+    return tuple(model.tokenizer.encode(prompt).ids)
+
+
+def _write(llm: LLM, text: str, prompt: tuple[int, ...], params: SamplingParams) -> tuple[RequestOutput, Acceptance]:
+    """Prints the prompt to stderr and the new text to stdout, so that a terminal shows both and a pipe the new text."""
+    scheduler = llm.engine.scheduler
+    recorded = Recorded(scheduler.policy)
+    scheduler.policy = recorded
+    print(text, end="", file=sys.stderr, flush=True)
+    deltas = llm.stream(prompt, params)
+    while True:
+        try:
+            delta = next(deltas)
+        except StopIteration as end:
+            print(flush=True)
+            scheduler.policy = scheduler.policy.inner
+            return end.value, Acceptance.of(recorded.steps)
+        print(delta, end="", flush=True)
+
+
+def _summary(output: RequestOutput, acceptance: Acceptance, seconds: float) -> str:
+    num_tokens = len(output.outputs[0].token_ids)
+    facts = [f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"]
+    if acceptance.drafted:
+        facts += [
+            f"{output.metrics.mean_acceptance_length:.2f} tokens a step",
+            f"drafts kept by position: {shares(acceptance.unconditional)}",
+            f"where all before were kept: {shares(acceptance.conditional)}",
+            f"draft lengths: {step_counts(acceptance.draft_lens)}",
+        ]
+    return "\n" + "\n".join(facts)

@@ -1,0 +1,89 @@
+"""Finds the command, reads its options, and turns what went wrong into an exit code.
+
+0: done. 2: usage or configuration error, one sentence on stderr. 1: an internal fault, with its traceback.
+"""
+
+import logging
+import sys
+import warnings
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from mtp_jax.bench.environment import version_of
+from mtp_jax.cli.options import Parser, add_common, as_yaml, read_options
+from mtp_jax.core.errors import ConfigError
+
+
+class Command(Protocol):
+    """What the module of a command provides."""
+
+    def add_options(self, parser: Parser) -> None:
+        """Declares the command's own options."""
+        ...
+
+    def run(self, options: Namespace) -> None:
+        """Does it. Raises `ConfigError` for what the user can put right."""
+        ...
+
+
+COMMANDS = {
+    "generate": (
+        "mtp_jax.cli.generate",
+        "write on from a prompt; --compare also times plain decoding",
+    ),
+    "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
+    "doctor": ("mtp_jax.cli.doctor", "versions, devices, attention backends, bundled models"),
+}
+"""Name on the command line: (module, help). A module is imported when its command is called, and not before."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code. `arguments` without the program's name, from `sys.argv` by default."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            _run(list(sys.argv[1:] if arguments is None else arguments))
+    except (ConfigError, NotImplementedError) as error:
+        print(f"mtp-jax: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mtp-jax: interrupted.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    name = next((name for name in COMMANDS if arguments[: len(name.split())] == name.split()), None)
+    if name is None:
+        _top_parser().parse_args(arguments)
+        raise ConfigError("a command is missing; see mtp-jax --help.")
+    module, description = COMMANDS[name]
+    command = cast(Command, import_module(module))
+    parser = Parser(prog=f"mtp-jax {name}", description=f"{description[0].upper()}{description[1:]}.")
+    command.add_options(parser)
+    add_common(parser)
+    options = read_options(parser, arguments[len(name.split()) :])
+    if options.print_config:
+        print(as_yaml(options), end="")
+        return
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO if options.verbose else logging.WARNING)
+    command.run(options)
+
+
+def _top_parser() -> Parser:
+    listing = "\n".join(f"  {name:<14} {description}" for name, (_, description) in COMMANDS.items())
+    parser = Parser(
+        prog="mtp-jax",
+        usage="mtp-jax COMMAND [options]",
+        description=f"commands:\n{listing}\n\nmtp-jax COMMAND --help lists its options.",
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
+    parser.add_argument("--version", action="version", version=version_of("mtp-jax"))
+    return parser
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"mtp-jax: warning: {message}", file=sys.stderr)

@@ -1,0 +1,184 @@
+"""Options that commands share, and where values come from: the command line, else `--config`, else a default."""
+
+import argparse
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from mtp_jax.core.config import DRAFT_SAMPLINGS, METHODS, SamplingParams
+from mtp_jax.core.errors import ConfigError
+
+NOT_IN_FILES = frozenset({"config", "print_config", "verbose", "prompt"})
+NO_METHOD = "none"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `ConfigError` where argparse would print its usage and leave."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help.")
+
+
+def add_common(parser: Parser) -> None:
+    """What every command takes."""
+    group = parser.add_argument_group("common")
+    group.add_argument("--config", metavar="FILE", help="YAML or JSON file of options; the command line wins over it")
+    group.add_argument("--print-config", action="store_true", help="print the resolved options as YAML and stop")
+    group.add_argument("--verbose", "-v", action="store_true", help="log to stderr, the engine's configuration too")
+
+
+def add_model(parser: Parser) -> None:
+    """Which model, and where it runs."""
+    add = parser.add_argument_group("model").add_argument
+    add("--model", default="tiny-mtp", help="bundled name, or a model folder (default: %(default)s)")
+    add("--dtype", default="auto", help="auto (float32 on CPU, else the checkpoint's own), float32, bfloat16, float16")
+    add("--attention-backend", default="auto", metavar="NAME", help="auto, or one that runs here: see mtp-jax doctor")
+    add("--mesh", type=mesh_sizes, metavar="AXIS=N,...", help="devices by axis, such as data=2,model=4")
+    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and output (default: as many as are needed)")
+    add("--block-size", type=int, default=16, metavar="N", help="KV positions of a page (default: %(default)s)")
+    add("--num-kv-blocks", type=int, metavar="N", help="pages of the KV cache (default: enough for every request)")
+
+
+def add_compile_cache(parser: Parser, *, default: bool) -> None:
+    """Whether compiled programs are kept on disk."""
+    parser.add_argument(
+        "--compile-cache",
+        action=argparse.BooleanOptionalAction,
+        default=default,
+        help="keep compiled programs in $XDG_CACHE_HOME/mtp_jax/xla (~/.cache/mtp_jax/xla), or where "
+        f"JAX_COMPILATION_CACHE_DIR says, so that the next start is quicker (default: {'on' if default else 'off'})",
+    )
+
+
+def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
+    """How to draft."""
+    add = parser.add_argument_group("drafting").add_argument
+    add("--num-speculative-tokens", type=int, default=3, metavar="K", help="longest draft (default: %(default)s)")
+    add(
+        "--method",
+        default="mtp",
+        choices=(*METHODS, NO_METHOD),
+        help=f"{NO_METHOD} is plain decoding (default: %(default)s)",
+    )
+    if policies:
+        add(
+            "--policy",
+            default=policies[0],
+            choices=policies,
+            help="goodput: the engine chooses each step's draft length by measured step times and acceptance; "
+            "fixed: always K (default: %(default)s)",
+        )
+    add(
+        "--draft-sampling",
+        default=DRAFT_SAMPLINGS[0],
+        choices=DRAFT_SAMPLINGS,
+        help="how drafts are drawn above temperature 0 (default: %(default)s)",
+    )
+
+
+def add_sampling(parser: Parser, *, ignore_eos: bool) -> None:
+    """How tokens are drawn."""
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-tokens", type=int, default=128, metavar="N", help="tokens to write at most (default: %(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
+    add("--top-k", type=int, default=0, metavar="N", help="draw among the N likeliest tokens; 0 is off (default)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest of total P; 1 is off (default)")
+    add("--seed", type=int, default=0, metavar="N", help="same seed, same tokens (default: %(default)s)")
+    add("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    add(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=ignore_eos,
+        help=f"write on past end-of-text tokens (default: {'on' if ignore_eos else 'off'})",
+    )
+
+
+def sampling_params(options: Namespace) -> SamplingParams:
+    """The options of `add_sampling` as the library takes them."""
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        stop=options.stop,
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """Axis sizes from "data=2,model=4". Raises `ValueError` for anything else, as argparse wants it."""
+    pairs = (part.split("=") for part in text.split(","))
+    return {axis: int(size) for axis, size in pairs}
+
+
+mesh_sizes.__name__ = "mesh"  # what argparse calls a value it cannot read
+
+
+def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
+    """The command line, with the values of `--config FILE` for what it leaves open."""
+    options = parser.parse_args(arguments)
+    if options.config is None:
+        return options
+    file = Path(options.config)
+    from_file: list[str] = []
+    for name, value in _values_in(file).items():
+        known = vars(options).keys() - NOT_IN_FILES
+        dest = str(name).replace("-", "_")
+        if dest not in known:
+            raise ConfigError(f"{file} has no option {name!r} to set; {parser.prog} takes {', '.join(sorted(known))}.")
+        if not _is_given(dest, arguments):
+            from_file += _as_arguments(dest, value)
+    return parser.parse_args([*from_file, *arguments])
+
+
+def as_yaml(options: Namespace) -> str:
+    """Options in the form that `--config` reads."""
+    values = {name: value for name, value in vars(options).items() if name not in NOT_IN_FILES}
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _values_in(file: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text())  # JSON is YAML
+    except OSError as error:
+        raise ConfigError(f"--config {file} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} is neither YAML nor JSON.") from error
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"--config {file} must map option names to values.")
+    return values
+
+
+def _flag(dest: str) -> str:
+    return "--" + dest.replace("_", "-")
+
+
+def _is_given(dest: str, arguments: Sequence[str]) -> bool:
+    flags = (_flag(dest), _flag(f"no_{dest}"))
+    return any(argument in flags or argument.startswith(f"{flags[0]}=") for argument in arguments)
+
+
+def _as_arguments(dest: str, value: Any) -> list[str]:
+    flag = _flag(dest)
+    match value:
+        case None:
+            return []
+        case True:
+            return [flag]
+        case False:
+            return [_flag(f"no_{dest}")]
+        case Mapping():
+            return [f"{flag}={','.join(f'{key}={size}' for key, size in value.items())}"]
+        case list():
+            return [f"{flag}={item}" for item in value]
+        case _:
+            return [f"{flag}={value}"]

@@ -1,0 +1,142 @@
+"""From options to a model that is ready, with a progress bar while it compiles."""
+
+import os
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from mtp_jax.checkpoints import load_model
+from mtp_jax.cli.options import NO_METHOD
+from mtp_jax.core.config import EngineConfig, SamplingParams, SpeculativeConfig
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
+from mtp_jax.engine.admission import problem_with
+from mtp_jax.engine.requests import Request
+from mtp_jax.llm import LLM, engine_config, resolve_dtype
+from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.proposers.registry import resolve_method
+from mtp_jax.text import load_tokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    """Loaded once; several `LLM`s may share its weights."""
+
+    family: ModelFamily
+    weights: Weights
+    tokenizer: Tokenizer | None
+    dtype: Any
+
+
+def load(options: Namespace) -> Model:
+    """The model that `--model` and `--dtype` name. Raises `ConfigError` where there is none."""
+    loaded = load_model(options.model, dtype=resolve_dtype(options.dtype))
+    return Model(loaded.family, loaded.weights, load_tokenizer(loaded.folder), loaded.dtype)
+
+
+def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | None:
+    """The options of `add_speculation`; None with `--method none`."""
+    if options.method == NO_METHOD:
+        return None
+    return SpeculativeConfig(
+        method=options.method,
+        num_speculative_tokens=options.num_speculative_tokens,
+        draft_sampling=options.draft_sampling,
+        **more,
+    )
+
+
+def engine_options(
+    options: Namespace, model: Model, *, num_slots: int, num_tokens: int, longest_prompt: int
+) -> dict[str, Any]:
+    """Keyword arguments of `LLM` that fit `num_slots` requests of up to `num_tokens` tokens and no more.
+
+    A short context keeps attention short, and small prompts need few prefill programs: both shorten the start.
+    """
+    page_size = options.block_size
+    needed = -(-max(num_tokens, 2) // max(page_size, 1)) * page_size
+    max_model_len = min(needed, model.family.max_position_embeddings)
+    return {
+        "max_model_len": max_model_len if options.max_model_len is None else options.max_model_len,
+        "max_num_seqs": num_slots,
+        "block_size": page_size,
+        "num_kv_blocks": options.num_kv_blocks,
+        "attention_backend": options.attention_backend,
+        "mesh": options.mesh,
+        "prefill_chunk": next((chunk for chunk in (16, 64) if longest_prompt <= chunk), 256),
+    }
+
+
+def start(model: Model, speculative: SpeculativeConfig | None, settings: Mapping[str, Any], label: str) -> LLM:
+    """An `LLM` with every program compiled; the bar goes to stderr, and only to a terminal."""
+    config = engine_config(model.family, speculative, **settings)
+    with tqdm(total=_num_programs(model.family, config), desc=label, unit="program", disable=None) as bar:
+
+        def on_shape(shape: StepShape | PrefillShape) -> None:
+            bar.set_postfix_str(_named(shape), refresh=False)
+            bar.update()
+
+        return LLM.from_weights(
+            model.family,
+            model.weights,
+            tokenizer=model.tokenizer,
+            dtype=model.dtype,
+            speculative_config=speculative,
+            on_shape=on_shape,
+            **settings,
+        )
+
+
+def check(
+    model: Model,
+    speculative: SpeculativeConfig | None,
+    settings: Mapping[str, Any],
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+) -> None:
+    """Raises `ConfigError` for what the engine would refuse, before anything is compiled."""
+    config = engine_config(model.family, speculative, **settings)
+    request = Request("0", prompt, params, seed=params.seed or 0, eos_token_ids=model.family.eos_token_ids)
+    problem = problem_with(request, config, vocab_size=model.family.vocab_size)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def use_compile_cache(is_wanted: bool) -> None:
+    """Lets jax keep compiled programs on disk, or stops it. A folder that the user chose through jax is left alone."""
+    jax.config.update("jax_enable_compilation_cache", is_wanted)
+    if is_wanted and _users_cache_folder() is None:
+        jax.config.update("jax_compilation_cache_dir", str(compile_cache_folder()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def compile_cache_folder() -> Path:
+    """The user's choice through jax, else `mtp_jax/xla` in the user's cache folder, by the XDG rule."""
+    ours = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtp_jax" / "xla"
+    return Path(_users_cache_folder() or ours)
+
+
+def _users_cache_folder() -> str | None:
+    return jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _num_programs(family: ModelFamily, config: EngineConfig) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the engine gives the same warning
+        _, max_draft_len = resolve_method(config.speculative, family)
+    grid = ShapeGrid.of(config)
+    return len(grid.all_prefills()) + len(grid.slot_buckets) * (max_draft_len + 1)
+
+
+def _named(shape: StepShape | PrefillShape) -> str:
+    if isinstance(shape, StepShape):
+        return f"{shape.slots} slots, {shape.draft_len} drafts"
+    return f"{shape.chunk} prompt tokens"
