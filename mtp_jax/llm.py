@@ -1,7 +1,7 @@
 """`LLM`: what a notebook or a script uses. Text, tokenizer and outputs around an `Engine` of token ids."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -66,11 +66,12 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         dtype: Any = jnp.float32,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        on_shape: OnShape | None = None,
         **options: Any,
     ) -> "LLM":
         """An `LLM` over weights that are in memory already, such as a head that was just trained."""
         llm = cls.__new__(cls)
-        llm._start(family, weights, tokenizer, jnp.dtype(dtype), speculative_config, None, options)
+        llm._start(family, weights, tokenizer, jnp.dtype(dtype), speculative_config, on_shape, options)
         return llm
 
     def _start(
@@ -111,9 +112,10 @@ class LLM:
             self._run(jobs, on_finished=lambda: bar.update())
         return [job.output() for job in jobs]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
         """Deltas of the text as they come; a step may bring several tokens. Joined they are the whole text.
 
+        The generator's return value (`output = yield from llm.stream(...)`) is what `generate` would have returned.
         Raises `ConfigError` if the request is refused. Closing the iterator cancels the request.
         """
         job = self._job(prompt, params or SamplingParams(), 0)
@@ -126,6 +128,7 @@ class LLM:
             if len(text) > num_sent:
                 yield text[num_sent:]
                 num_sent = len(text)
+        return job.output()
 
     def trace(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepRecord]:
         """One record per decode step: what was drafted, what the target said, what was emitted."""
@@ -342,11 +345,18 @@ def engine_config(
         max_num_seqs=max_num_seqs,
         cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
         speculative=speculative_config or SpeculativeConfig(method=None),
-        attention_backend=select_backend(attention_backend, jax.default_backend()),
+        attention_backend=_backend(attention_backend),
         prefill_chunk=prefill_chunk,
         readback_depth=readback_depth if async_scheduling else 0,
         seed=seed,
     )
+
+
+def _backend(name: str) -> str:
+    try:
+        return select_backend(name, jax.default_backend())
+    except ValueError as error:  # the kernels know no error of ours
+        raise ConfigError(str(error)) from error
 
 
 def resolve_dtype(dtype: str) -> str | None:
