@@ -126,9 +126,9 @@ def choose_tokens(
 
     def sampled() -> Array:
         whole_BWV = parallel.gather_vocab(logits_BWV)
-        drawn_BW = jnp.argmax(adjust_logits(whole_BWV, rows) + noise_BWV, axis=-1)
-        best_BW = jnp.argmax(whole_BWV, axis=-1)
-        return jnp.where(rows.temperature_B[:, None] > 0, drawn_BW, best_BW).astype(jnp.int32)
+        is_sampled_B11 = rows.temperature_B[:, None, None] > 0
+        scores_BWV = jnp.where(is_sampled_B11, adjust_logits(whole_BWV, rows) + noise_BWV, whole_BWV)
+        return NO_PARALLEL.argmax_over_vocab(scores_BWV)
 
     return lax.cond(jnp.any(rows.temperature_B > 0), sampled, lambda: parallel.argmax_over_vocab(logits_BWV))
 
