@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, expert products, shared experts.
+"""Mixture of experts: configuration, routing, the layer.
 
 Routing is DeepSeek-V3's (arXiv 2412.19437, section 2.1.2): a bias corrects the scores for selection only, and whole
 groups of experts are preferred by the sum of their two best. A token's result depends on its own row alone.
@@ -14,8 +14,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.models.experts import expert_products
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import Mlp, gate_up_packing, gated
+from mtp_jax.models.layers import Mlp, gate_up_packing
 from mtp_jax.models.params import param, same, stacked
 from mtp_jax.ops.sharding import Parallel
 
@@ -118,24 +119,19 @@ class Moe(nnx.Module):
 
     def __call__(self, x: Float[Array, "*x D"], parallel: Parallel) -> Float[Array, "*x D"]:
         x_TD = x.reshape(-1, x.shape[-1])
-        logits_TX = jnp.einsum("td,dx->tx", x_TD.astype(jnp.float32), self.router[...].astype(jnp.float32))
-        ids_Tk, weights_Tk = route(logits_TX, self.correction_bias[...], self.config)
-        y_TD = expert_products(x_TD, ids_Tk, weights_Tk, self.gate_up[...], self.down[...])
+        y_TD = self._routed(x_TD, parallel)
         if self.shared is not None:
             y_TD = y_TD + self.shared.partial(x_TD)
         return parallel.sum_over_model(y_TD).reshape(x.shape)
 
+    def _routed(self, x_TD: Float[Array, "T D"], parallel: Parallel) -> Float[Array, "T D"]:
+        """This shard's part of the routed experts' result, to be summed over `model`.
 
-def expert_products(
-    x_TD: Float[Array, "T D"],
-    ids_Tk: Int[Array, "T k"],
-    weights_Tk: Float[Array, "T k"],
-    gate_up_XDkF: Float[Array, "X D 2 F"],
-    down_XFD: Float[Array, "X F D"],
-) -> Float[Array, "T D"]:
-    """Weighted sum of each token's experts, in x's dtype. Ids outside 0..X-1 add nothing."""
-    gate_up = jnp.einsum("td,xdkf->xtkf", x_TD, gate_up_XDkF)
-    out_XTD = jnp.einsum("xtf,xfd->xtd", gated(gate_up), down_XFD)
-    is_chosen = ids_Tk[:, :, None] == jnp.arange(gate_up_XDkF.shape[0])[None, None, :]
-    weights_TX = jnp.sum(jnp.where(is_chosen, weights_Tk[:, :, None], 0.0), axis=1)
-    return jnp.einsum("xtd,tx->td", out_XTD, weights_TX.astype(x_TD.dtype))
+        Each shard routes the tokens of all data shards, and routes them alike: the router is small and replicated.
+        """
+        all_TD = parallel.gather_tokens(x_TD)
+        logits_TX = jnp.einsum("td,dx->tx", all_TD.astype(jnp.float32), self.router[...].astype(jnp.float32))
+        ids_Tk, weights_Tk = route(logits_TX, self.correction_bias[...], self.config)
+        local_ids_Tk = ids_Tk - parallel.expert_offset(self.gate_up.shape[0])
+        out_TD = expert_products(all_TD, local_ids_Tk, weights_Tk, self.gate_up[...], self.down[...])
+        return parallel.sum_tokens_home(out_TD)
