@@ -9,7 +9,8 @@ import numpy as np
 from mtp_jax.checkpoints.assemble import DTYPES, assemble, cast, checkpoint_dtype, source_dtypes
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.folders import find_model, read_config
-from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER, flatten, restore_weights, stored_arrays, unflatten
+from mtp_jax.checkpoints.manifest import Manifest
+from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER, flatten, restore_weights, unflatten
 from mtp_jax.checkpoints.safetensors_io import INDEX_FILE, SINGLE_FILE, SafetensorsReader
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.registry import family_from_config
@@ -59,9 +60,9 @@ def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -
     """`load_model` of a folder that `save_orbax_model` wrote."""
     config = read_config(folder)
     family = family_from_config(config)
-    stored = stored_arrays(folder)
+    stored = Manifest.read(folder).arrays
     specs = {"/".join(spec.path): spec for spec in family.tensors()}
-    for name in specs.keys() ^ stored.keys():
+    for name in sorted(specs.keys() ^ stored.keys()):
         word = "lacks" if name in specs else "does not use"
         who = folder if name in specs else f"family {family.name!r} of {folder}"
         raise CheckpointError(f"{who} {word} array {name!r}.")
@@ -70,7 +71,7 @@ def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -
             raise CheckpointError(
                 f"{folder} has array {name!r} of shape {stored[name].shape}; the config asks for {spec.shape}."
             )
-    open_dtypes = {name: stored[name].dtype.name for name, spec in specs.items() if spec.dtype is None}
+    open_dtypes = {name: stored[name].dtype for name, spec in specs.items() if spec.dtype is None}
     dtype = dtype or checkpoint_dtype(config, open_dtypes)
     arrays = flatten(restore_weights(folder, verify=verify))
     for name, spec in specs.items():

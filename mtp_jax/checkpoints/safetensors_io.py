@@ -54,7 +54,7 @@ class SafetensorsReader:
                 self._open_files[file] = stack.enter_context(_opened(file))
                 self._take_header(file, index)
             for name, file_name in (index or {}).items():
-                if name not in self.tensors:
+                if name not in self.tensors or self.tensors[name].file.name != file_name:
                     raise CheckpointError(
                         f"{self.folder / file_name} has no tensor {name!r}, which {INDEX_FILE} promises."
                     )
