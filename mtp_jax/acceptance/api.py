@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.ops.sharding import Parallel
@@ -22,7 +22,7 @@ class AcceptanceRule(Protocol):
         ...
 
 
-def accepted_prefix_len(is_right_BK: Int[Array, "B K"]) -> Int[Array, " B"]:
+def accepted_prefix_len(is_right_BK: Bool[Array, "B K"]) -> Int[Array, " B"]:
     """Length of the longest all-true prefix of each row.
 
     >>> import jax.numpy as jnp

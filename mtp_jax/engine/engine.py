@@ -23,6 +23,7 @@ from mtp_jax.proposers.registry import PROPOSERS, resolve_method
 from mtp_jax.step.program import StepProgram
 
 _log = logging.getLogger(__name__)
+_FLOAT32 = jnp.dtype("float32")
 
 
 class Engine:
@@ -37,7 +38,7 @@ class Engine:
         weights: Weights,
         config: EngineConfig,
         *,
-        dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
+        dtype: jnp.dtype = _FLOAT32,
         on_shape: OnShape | None = None,
     ) -> None:
         method, max_draft_len = resolve_method(config.speculative, family)
