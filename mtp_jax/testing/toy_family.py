@@ -32,6 +32,7 @@ _NUM_STATES = 997
 class ToyFamily:
     """`draft_hit_percent`: share of states in which the MTP layers speak the target's own logits.
 
+    `draft_flatness` above 1 divides the MTP layers' logits: the same order of tokens, a flatter law.
     `latent` stores values as leading channels of the keys (as MLA does); else keys and values apart (as GQA does).
     """
 
@@ -39,6 +40,7 @@ class ToyFamily:
     num_layers: int = 1
     num_mtp_layers: int = 1
     draft_hit_percent: int = 70
+    draft_flatness: float = 1.0
     latent: bool = False
     max_position_embeddings: int = 4096
     eos_token_ids: tuple[int, ...] = ()
@@ -111,7 +113,10 @@ class ToyFamily:
         return _hidden(sums[0], is_sound), tuple(new_kv)
 
     def unembed(
-        self, weights: Weights, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL  # noqa: ARG002
+        self,
+        weights: Weights,
+        hidden_BWD: Float[Array, "*x D"],
+        parallel: Parallel = NO_PARALLEL,  # noqa: ARG002
     ) -> Float[Array, "*x V"]:
         sum_xC, is_sound_x = _parts(hidden_BWD)
         return _logits(_state(sum_xC, weights["salt"]) + jnp.where(is_sound_x, 0, 1), self.vocab_size)
@@ -144,23 +149,30 @@ class ToyFamily:
         sum_xC, is_whole_x = _parts(hidden_BWD)
         state_x = _state(sum_xC, weights["salt"])
         is_hit_x = is_whole_x & ((state_x * 37 + 11) % 100 < self.draft_hit_percent)
-        logits_xV = _logits(state_x, self.vocab_size)
+        logits_xV = _logits(state_x, self.vocab_size) / self.draft_flatness
         return jnp.where(is_hit_x[..., None], logits_xV, jnp.roll(logits_xV, 1, axis=-1))
 
     def plain_logits(self, tokens: Sequence[int], salt: int = 5) -> Float[np.ndarray, " V"]:
         """Next-token logits after `tokens`, by the definition and without any engine: the oracle of the laws."""
-        sums = np.zeros(_NUM_CHANNELS, np.int64)
-        for position, token in enumerate(tokens):
-            sums += ((token + 1) * _TOKEN_FACTORS + (position + 1) * _POSITION_FACTORS) % _PRIME
-        state = (int((sums * _STATE_FACTORS).sum()) + salt) % _NUM_STATES
-        return np.asarray([_logit(state, v) for v in range(self.vocab_size)], np.float32)
+        return _logit_64ths(self._plain_state(tokens, salt), np.arange(self.vocab_size)).astype(np.float32) / 64
+
+    def plain_is_hit(self, tokens: Sequence[int], salt: int = 5) -> bool:
+        """Whether MTP layers with whole caches speak the target's own logits for the token after `tokens`.
+
+        So a test can search for a prompt whose drafts are accepted and rejected in the order it wants.
+        """
+        return (self._plain_state(tokens, salt) * 37 + 11) % 100 < self.draft_hit_percent
+
+    def _plain_state(self, tokens: Sequence[int], salt: int) -> int:
+        token_S1, position_S1 = np.asarray(tokens)[:, None] + 1, np.arange(1, len(tokens) + 1)[:, None]
+        sums_C = ((token_S1 * _TOKEN_FACTORS + position_S1 * _POSITION_FACTORS) % _PRIME).sum(axis=0)
+        return (int((sums_C * _STATE_FACTORS).sum()) + salt) % _NUM_STATES
 
 
 def position_hash(tokens_BW: Int[Array, "B W"], positions_BW: Int[Array, "B W"]) -> Int[Array, "B W C"]:
     """What a position stores: residues of a linear function of token and position."""
-    return (
-        (tokens_BW[..., None] + 1) * _TOKEN_FACTORS + (positions_BW[..., None] + 1) * _POSITION_FACTORS
-    ) % _PRIME
+    tokens_BW1, positions_BW1 = tokens_BW[..., None] + 1, positions_BW[..., None] + 1
+    return (tokens_BW1 * _TOKEN_FACTORS[None, None, :] + positions_BW1 * _POSITION_FACTORS[None, None, :]) % _PRIME
 
 
 def _is_sum_of_first_hashes(rest_BWC: Int[Array, "B W C"], count: int) -> Array:
@@ -169,7 +181,8 @@ def _is_sum_of_first_hashes(rest_BWC: Int[Array, "B W C"], count: int) -> Array:
     Channel c of that sum is a_c T + b_c Q modulo the prime, with Q = 1 + ... + count known and T the same everywhere.
     """
     total_position = count * (count + 1) // 2
-    token_sum_BWC = ((rest_BWC - _POSITION_FACTORS * total_position) * _INVERSES) % _PRIME
+    position_sum_11C = (_POSITION_FACTORS * total_position)[None, None, :]
+    token_sum_BWC = ((rest_BWC - position_sum_11C) * _INVERSES[None, None, :]) % _PRIME
     in_range = (rest_BWC >= 0) & (rest_BWC < count * _PRIME)
     return jnp.all((token_sum_BWC == token_sum_BWC[..., :1]) & in_range, axis=-1)
 
@@ -183,13 +196,15 @@ def _parts(hidden_BWD: Float[Array, "*x D"]) -> tuple[Int[Array, "*x C"], Array]
 
 
 def _state(sum_xC: Int[Array, "*x C"], salt: Int[Array, ""]) -> Int[Array, "*x"]:
-    return (jnp.sum(sum_xC * _STATE_FACTORS, axis=-1) + salt) % _NUM_STATES
+    weighted_xC = sum_xC * jnp.expand_dims(_STATE_FACTORS, range(sum_xC.ndim - 1))
+    return (jnp.sum(weighted_xC, axis=-1) + salt) % _NUM_STATES
 
 
 def _logits(state_x: Int[Array, "*x"], vocab_size: int) -> Float[Array, "*x V"]:
-    return _logit(state_x[..., None], jnp.arange(vocab_size, dtype=jnp.int32)).astype(jnp.float32)
+    ids = jnp.arange(vocab_size, dtype=jnp.int32)
+    return _logit_64ths(state_x[..., None], jnp.expand_dims(ids, range(state_x.ndim))).astype(jnp.float32) / 64
 
 
-def _logit(state: Any, token: Any) -> Any:
-    """Between 0 and 8 in steps of 1/64: few ties, and a law that is spread at temperature 1."""
-    return ((state * (token * 7 + 3) + token * token * 5) % 521) / 64.0
+def _logit_64ths(state: Any, token: Any) -> Any:
+    """A logit between 0 and 8, in steps of 1/64: few ties, and a law that is spread at temperature 1."""
+    return (state * (token * 7 + 3) + token * token * 5) % 521

@@ -1,0 +1,148 @@
+"""What must hold after every operation of an engine, whatever it was asked to do.
+
+Each check raises `CheckFailed`, with a sentence that names what does not add up, or returns None. `check_step_record`
+and `check_trace` need nothing but records: they fit any engine that can say what a step did.
+"""
+
+from collections.abc import Sequence
+
+from mtp_jax.engine.pages import NULL_PAGE, pages_for
+from mtp_jax.engine.requests import StepRecord
+from mtp_jax.engine.scheduler import Scheduler
+
+
+class CheckFailed(AssertionError):
+    """A rule of the bookkeeping does not hold."""
+
+
+def check_step_record(record: StepRecord, *, limit: int, page_size: int | None = None) -> None:
+    """The arithmetic of one decode step of one request under the `match` rule.
+
+    `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the slot held
+    must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
+
+    >>> check_step_record(
+    ...     StepRecord(
+    ...         draft_len=2, draft_cap=2, drafts=(4, 9), target_tokens=(4, 5, 6), num_accepted=1, emitted=(4, 5),
+    ...         committed_len_before=7, committed_len_after=9, num_pages=1,
+    ...     ),
+    ...     limit=20,
+    ...     page_size=16,
+    ... )
+    """
+    drafts, emitted = record.drafts, record.emitted
+    before, after = record.committed_len_before, record.committed_len_after
+    num_right = _common_prefix_len(drafts, record.target_tokens)
+    _require(0 <= record.draft_cap <= record.draft_len, f"a cap of {record.draft_cap} under K = {record.draft_len}")
+    _require(len(drafts) <= record.draft_cap, f"{len(drafts)} drafts under a cap of {record.draft_cap}")
+    _require(
+        len(record.target_tokens) == len(drafts) + 1,
+        f"{len(record.target_tokens)} target tokens for {len(drafts)} drafts; one row more than drafts is verified",
+    )
+    _require(bool(emitted), "a live slot emitted nothing")
+    _require(
+        emitted == record.target_tokens[: len(emitted)],
+        f"emitted {emitted}, but the target says {record.target_tokens}",
+    )
+    _require(
+        record.num_accepted == min(num_right, len(emitted)),
+        f"{record.num_accepted} accepted, but {num_right} drafts match and {len(emitted)} tokens were emitted",
+    )
+    _require(
+        len(emitted) <= num_right + 1, f"{len(emitted)} tokens emitted after {num_right} right drafts and a bonus token"
+    )
+    _require(after - before == len(emitted), f"{before} became {after} with {len(emitted)} tokens emitted")
+    _require(after <= limit, f"committed_len {after} passes the limit {limit}")
+    _require(
+        before + len(drafts) < limit, f"drafts up to position {before + len(drafts)}, at or past the limit {limit}"
+    )
+    if page_size is not None:
+        needed = pages_for(before + len(drafts) + 1, page_size)
+        _require(record.num_pages >= needed, f"wrote into {needed} pages while the slot held {record.num_pages}")
+
+
+def check_trace(
+    records: Sequence[StepRecord],
+    tokens: Sequence[int],
+    *,
+    prompt_len: int,
+    limit: int,
+    stop_ids: Sequence[int] = (),
+    page_size: int | None = None,
+) -> None:
+    """All decode steps of one finished request: they join without gap, and bring exactly its tokens.
+
+    `tokens` is everything the request emitted; the first comes from the prefill, the records bring the rest.
+
+    >>> check_trace([], [5], prompt_len=4, limit=4)
+    >>> check_trace([], [5, 6], prompt_len=4, limit=5)
+    Traceback (most recent call last):
+    mtp_jax.testing.checks.CheckFailed: the records emitted () after the first token, the request [6]
+    """
+    committed_len = prompt_len
+    for record in records:
+        check_step_record(record, limit=limit, page_size=page_size)
+        _require(
+            record.committed_len_before == committed_len,
+            f"a step began at committed_len {record.committed_len_before}, the one before ended at {committed_len}",
+        )
+        committed_len = record.committed_len_after
+    emitted = tuple(token for record in records for token in record.emitted)
+    _require(
+        emitted == tuple(tokens[1:]), f"the records emitted {emitted} after the first token, the request {tokens[1:]}"
+    )
+    _require(len(tokens) <= limit - prompt_len + 1, f"{len(tokens)} tokens; the limit leaves {limit - prompt_len + 1}")
+    early = [token for token in tokens[:-1] if token in stop_ids]
+    _require(not early, f"tokens go on after stop id {early[:1]}")
+
+
+def check_pages(scheduler: Scheduler) -> None:
+    """The page books: what slots hold is what the pool gave out, nothing twice, and each slot can hold its bound."""
+    pool, page_size = scheduler.pool, scheduler.config.cache.page_size
+    held = [page for slot in scheduler.slots for page in slot.pages]
+    _require(len(set(held)) == len(held), f"a page is held twice: {sorted(held)}")
+    _require(set(held) == pool.held, f"slots hold {sorted(held)}, the pool gave out {sorted(pool.held)}")
+    _require(
+        pool.num_free + len(held) == pool.num_pages,
+        f"{pool.num_free} free and {len(held)} held pages of {pool.num_pages}",
+    )
+    _require(NULL_PAGE not in held, "the null page is held")
+    _require(all(0 < page <= pool.num_pages for page in held), f"a page is outside 1..{pool.num_pages}: {held}")
+    for slot in scheduler.slots:
+        covered = len(slot.pages) * page_size
+        _require(
+            slot.known_len <= slot.min_len and slot.known_len <= slot.reserved_len,
+            f"slot {slot.index}: known_len {slot.known_len} passes its bounds {slot.min_len}, {slot.reserved_len}",
+        )
+        _require(
+            covered >= min(slot.reserved_len, slot.state.limit),
+            f"slot {slot.index}: pages cover {covered} positions, its bound is {slot.reserved_len}",
+        )
+        most = max(slot.state.limit, len(slot.prompt) + 1)
+        _require(
+            len(slot.pages) <= pages_for(most, page_size),
+            f"slot {slot.index}: {len(slot.pages)} pages for at most {most} positions",
+        )
+
+
+def check_seats(scheduler: Scheduler) -> None:
+    """Every unfinished request is in one place: seated once, or waiting."""
+    seated = [slot.state.request.request_id for slot in scheduler.slots]
+    waiting = [state.request.request_id for state in scheduler.waiting]
+    _require(len({*seated, *waiting}) == len(seated) + len(waiting), f"seated {seated} and waiting {waiting}")
+    indices = [slot.index for slot in scheduler.slots]
+    _require(len(set(indices)) == len(indices), f"two requests in one slot: {indices}")
+
+
+def _common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:
+    length = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise CheckFailed(sentence)

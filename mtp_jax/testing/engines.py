@@ -1,0 +1,94 @@
+"""Small engines that compile once and serve many examples.
+
+An engine's compiled programs depend on its configuration; its books do not. `toy_engine` builds, `restart` gives the
+same programs empty books, with another policy, readback depth, page budget or near-limit rule.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
+from mtp_jax.engine.batch import BatchBuilder
+from mtp_jax.engine.engine import Engine
+from mtp_jax.engine.readback import Readback
+from mtp_jax.engine.scheduler import Scheduler
+from mtp_jax.models.api import ModelFamily
+from mtp_jax.policies.api import DraftLenPolicy
+from mtp_jax.policies.fixed import FixedDraftLen
+from mtp_jax.testing.toy_family import ToyFamily
+
+
+@functools.cache
+def toy_engine(
+    family: ModelFamily = ToyFamily(),  # noqa: B008  frozen
+    *,
+    max_draft_len: int = 3,
+    method: str | None = "mtp",
+    draft_sampling: str = "coupled",
+    max_model_len: int = 48,
+    max_num_seqs: int = 3,
+    page_size: int = 4,
+    prefill_chunk: int = 16,
+    max_logprobs: int = 3,
+    max_stop_token_ids: int = 4,
+) -> Engine:
+    """An engine over `family`, built once for each set of arguments; call `restart` on it before each use.
+
+    The pool lets every slot be full. Compiled without most optimizations: a toy's steps are short, its compiles are not.
+    """
+    speculative = SpeculativeConfig(method=method, num_speculative_tokens=max_draft_len, draft_sampling=draft_sampling)
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        cache=CacheConfig(page_size=page_size),
+        speculative=speculative,
+        prefill_chunk=prefill_chunk,
+        max_logprobs=max_logprobs,
+        max_stop_token_ids=max_stop_token_ids,
+    )
+    weights = family.init_weights(jax.random.key(0), None)
+    return without_optimizations(lambda: Engine(family, weights, config))
+
+
+def without_optimizations(build: Callable[[], Any]) -> Any:
+    """Calls `build` while jax compiles fast instead of well: about half the compile time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        return build()
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def restart(
+    engine: Engine,
+    *,
+    policy: DraftLenPolicy | None = None,
+    readback_depth: int = 1,
+    num_pages: int | None = None,
+    max_model_len: int | None = None,
+    near_limit: str = "row_cap",
+) -> Engine:
+    """The engine with empty books over its compiled programs; the device keeps whatever earlier runs left there.
+
+    `num_pages` and `max_model_len` may be lowered below what was compiled: the host just uses less of it.
+    """
+    config = engine.config
+    config = replace(
+        config,
+        readback_depth=readback_depth,
+        cache=replace(config.cache, num_pages=config.num_pages if num_pages is None else num_pages),
+        max_model_len=config.max_model_len if max_model_len is None else max_model_len,
+        speculative=replace(config.speculative, near_limit=near_limit),
+    )
+    again = object.__new__(Engine)
+    again.__dict__.update(engine.__dict__)
+    again.config = config
+    again.scheduler = Scheduler(config, engine.grid, policy or FixedDraftLen())
+    again._readback = Readback(readback_depth)
+    again._batch = BatchBuilder(engine.config, lookahead=engine.program.proposer.lookahead)
+    again._refused = []
+    return again

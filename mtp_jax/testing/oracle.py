@@ -1,0 +1,115 @@
+"""Plain decoding, one token at a time and by definition: what every engine must emit, however it drafts.
+
+Nothing here knows of slots, pages, drafts or steps. The text after a prompt is defined by a function from tokens to
+next-token logits, by the request's sampling parameters, and by the request's noise (`ops.sampling.gumbel_noise` of its
+seed). Filters are written out by sorting, in numpy, apart from the engine's own.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from mtp_jax.core.config import FinishReason, SamplingParams
+from mtp_jax.engine.requests import Request
+from mtp_jax.ops.sampling import Stream, gumbel_noise
+
+NextLogits = Callable[[Sequence[int]], Float[np.ndarray, " V"]]
+"""Next-token logits after a list of tokens, such as `ToyFamily.plain_logits`."""
+
+_NOISE_BLOCK = 64  # positions drawn at once, so that few shapes are compiled
+
+
+@dataclass(frozen=True)
+class PlainResult:
+    """What a request must bring. `logprobs[i]` is the raw log-softmax of `tokens[i]`."""
+
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | None
+    logprobs: tuple[float, ...]
+
+
+def plain_decode(next_logits: NextLogits, request: Request, *, max_model_len: int) -> PlainResult:
+    """The request's tokens, and why they end; `request.watcher` is not asked.
+
+    The last token is the first one that is a stop id, or the `max_tokens`-th, or the one that fills `max_model_len`.
+
+    >>> request = Request("a", (1, 2), SamplingParams(temperature=0, max_tokens=3), seed=0)
+    >>> plain_decode(lambda tokens: np.eye(8)[len(tokens)], request, max_model_len=32).tokens
+    (2, 3, 4)
+    """
+    params = request.params
+    num_tokens = min(params.max_tokens, max_model_len - len(request.prompt))
+    text, logprobs = list(request.prompt), []
+    for _ in range(num_tokens):
+        logits_V = next_logits(text)
+        noise_V = target_noise_at(request.seed, len(text), len(logits_V)) if params.temperature > 0 else None
+        token = plain_token(logits_V, params, noise_V)
+        text.append(token)
+        logprobs.append(float(log_softmax(logits_V)[token]))
+        if token in request.stop_ids:
+            break
+    tokens = tuple(text[len(request.prompt) :])
+    is_stop = tokens[-1] in request.stop_ids
+    return PlainResult(
+        tokens=tokens,
+        finish_reason=FinishReason.STOP if is_stop else FinishReason.LENGTH,
+        stop_reason=tokens[-1] if is_stop and tokens[-1] in (params.stop_token_ids or ()) else None,
+        logprobs=tuple(logprobs),
+    )
+
+
+def plain_token(
+    logits_V: Float[np.ndarray, " V"], params: SamplingParams, noise_V: Float[np.ndarray, " V"] | None
+) -> int:
+    """The next token: the most likely one (lowest id of equals) at temperature 0, else argmax(filtered logits + noise)."""
+    if noise_V is None:
+        return int(np.argmax(logits_V))
+    return int(np.argmax(filtered_logits(logits_V, params) + noise_V))
+
+
+def filtered_logits(logits_V: Float[np.ndarray, " V"], params: SamplingParams) -> Float[np.ndarray, " V"]:
+    """Logits over temperature, then top-k, then top-p; -inf where filtered out. What equals the last kept stays too.
+
+    >>> filtered_logits(np.array([1.0, 3.0, 2.0]), SamplingParams(top_k=2)).tolist()
+    [-inf, 0.0, -1.0]
+    """
+    scaled_V = (logits_V.astype(np.float32) - logits_V.max().astype(np.float32)) / np.float32(params.temperature)
+    if params.top_k > 0:
+        kth_largest = np.sort(scaled_V)[-min(params.top_k, len(scaled_V))]
+        scaled_V = np.where(scaled_V >= kth_largest, scaled_V, -np.inf)
+    if params.top_p < 1:
+        descending_V = np.sort(scaled_V)[::-1]
+        mass_V = np.cumsum(np.exp(descending_V, dtype=np.float64))
+        last_kept = int(np.argmax(mass_V >= params.top_p * mass_V[-1]))
+        scaled_V = np.where(scaled_V >= descending_V[last_kept], scaled_V, -np.inf)
+    return scaled_V
+
+
+def log_softmax(logits_V: Float[np.ndarray, " V"]) -> Float[np.ndarray, " V"]:
+    """Log-probabilities, in float64."""
+    shifted_V = logits_V.astype(np.float64) - logits_V.max()
+    return shifted_V - np.log(np.exp(shifted_V).sum())
+
+
+def target_noise_at(seed: int, position: int, vocab_size: int) -> Float[np.ndarray, " V"]:
+    """The TARGET noise of a request's token at `position`."""
+    block = position // _NOISE_BLOCK
+    return _noise_block(seed, block, vocab_size)[position % _NOISE_BLOCK]
+
+
+@functools.lru_cache(maxsize=1024)
+def _noise_block(seed: int, block: int, vocab_size: int) -> Float[np.ndarray, "S V"]:
+    key_12 = np.array([[seed >> 32, seed & 0xFFFFFFFF]], np.uint32)
+    positions_1S = np.arange(block * _NOISE_BLOCK, (block + 1) * _NOISE_BLOCK, dtype=np.int32)[None, :]
+    return np.asarray(_jitted_noise(key_12, positions_1S, vocab_size))[0]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _jitted_noise(key_12: jax.Array, positions_1S: jax.Array, vocab_size: int) -> jax.Array:
+    return gumbel_noise(key_12, positions_1S, Stream.TARGET, jnp.arange(vocab_size, dtype=jnp.int32))
