@@ -3,6 +3,7 @@
 import lzma
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -72,14 +73,16 @@ class Batches:
     def at(self, step: int) -> np.ndarray:
         """The int32 [batch_size, window] batch of `step` (0-based)."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        offset, order = self._epoch(epoch)
+        offset, order = _epoch(self.seed, epoch, self.window, len(self.tokens) // self.window - 1)
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         starts = offset + rows[:, None] * self.window
         return self.tokens[starts + np.arange(self.window)].astype(np.int32)
 
-    def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, epoch))))
-        return int(rng.integers(self.window)), rng.permutation(len(self.tokens) // self.window - 1)
+
+@lru_cache(maxsize=4)  # every step of an epoch asks again
+def _epoch(seed: int, epoch: int, window: int, num_windows: int) -> tuple[int, np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
+    return int(rng.integers(window)), rng.permutation(num_windows)
 
 
 def windows(tokens: np.ndarray, window: int, count: int | None = None) -> np.ndarray:

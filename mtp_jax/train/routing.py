@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.decoder import DecoderModule, MtpDecoder
+from mtp_jax.models.experts import through_all
 from mtp_jax.models.moe import Moe, MoeConfig, route
 from mtp_jax.ops.sharding import Parallel
 
@@ -88,7 +89,10 @@ def _watch(layer: nnx.Module, path: str, record: RoutingRecord) -> None:
 
 
 class _WatchedMoe(nnx.Module):
-    """Routes once more to see the choice; the compiler merges the two computations."""
+    """The expert layer on whole windows: it records its choices, and its products are two dense ones.
+
+    Serving sorts tokens or skips experts; here the gradient counts, and that of a dense product is two dense products.
+    """
 
     def __init__(self, moe: Moe, path: str, record: RoutingRecord):
         self.moe = moe
@@ -96,14 +100,18 @@ class _WatchedMoe(nnx.Module):
         self.record = record
 
     def __call__(self, x_BSD: Float[Array, "B S D"], parallel: Parallel) -> Float[Array, "B S D"]:
-        config = self.moe.config
-        x_TD = x_BSD.reshape(-1, x_BSD.shape[-1]).astype(jnp.float32)
-        logits_TX = jnp.einsum("td,dx->tx", x_TD, self.moe.router[...].astype(jnp.float32))
-        ids_Tk, _ = route(logits_TX, self.moe.correction_bias[...], config)
-        shape_BS = x_BSD.shape[:2]
-        loads_BX, loss = _sequence_balance(logits_TX.reshape(*shape_BS, -1), ids_Tk.reshape(*shape_BS, -1), config)
+        moe, (batch, length, size) = self.moe, x_BSD.shape
+        x_TD = x_BSD.reshape(-1, size)
+        logits_TX = jnp.einsum("td,dx->tx", x_TD.astype(jnp.float32), moe.router[...].astype(jnp.float32))
+        ids_Tk, weights_Tk = route(logits_TX, moe.correction_bias[...], moe.config)
+        loads_BX, loss = _sequence_balance(
+            logits_TX.reshape(batch, length, -1), ids_Tk.reshape(batch, length, -1), moe.config
+        )
         self.record.add(self.path, jnp.sum(loads_BX, axis=0), loss)
-        return self.moe(x_BSD, parallel)
+        y_TD = through_all(x_TD, ids_Tk, weights_Tk, moe.gate_up[...], moe.down[...])
+        if moe.shared is not None:
+            y_TD = y_TD + moe.shared.partial(x_TD)
+        return parallel.sum_over_model(y_TD).reshape(x_BSD.shape)
 
 
 def _sequence_balance(

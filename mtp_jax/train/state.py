@@ -106,14 +106,15 @@ def make_train_step(
     ) -> tuple[TrainState, dict[str, Array]]:
         trained, frozen = _split(state.weights, mode)
         gradients, (metrics, loads) = jax.grad(loss_of, has_aux=True)(trained, frozen, tokens_BT)
-        updates, moments = transform.update(gradients, state.optimiser, trained)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer step count
+            updates, moments = transform.update(gradients, state.optimiser, trained)
         trained = jax.tree.map(lambda leaf, update: leaf + learning_rate * update, trained, updates)
         moved = {
             path: routing.balanced(frozen[path], loads_X, optimiser.bias_rate)
             for path, loads_X in loads.items()
             if _is_moved(path, mode)
         }
-        metrics["gradient_norm"] = optax.global_norm(gradients)
+        metrics["gradient_norm"] = optax.tree.norm(gradients)
         if loads:
             metrics["imbalance"] = jnp.max(jnp.stack([routing.imbalance(loads_X) for loads_X in loads.values()]))
         weights = _nested({**trained, **frozen, **moved})

@@ -33,7 +33,7 @@ def train(texts: Iterable[str], folder: Path, *, vocab_size: int = VOCAB_SIZE) -
     )
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": False,

@@ -1,0 +1,127 @@
+"""The joint loss, and that training sees the attention that serving will use."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mtp_jax.models.registry import family_from_config
+from mtp_jax.train.attention import DenseAttend
+from mtp_jax.train.loss import Objective, Predictions, joint_loss, predict
+from tests.train.tiny import TINY, TINY_TWO_LAYERS
+
+WINDOW = 7
+
+
+@dataclass
+class Cache:
+    """Keys and values of one sequence by position, written one row at a time: the plainest serving attention."""
+
+    rows: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    position: int = 0
+
+    def __call__(self, layer_kv, q_BWHC, k_BWGC, v_BWGE, *, scale, v_channels):
+        values = k_BWGC[..., :v_channels] if v_BWGE is None else v_BWGE
+        self.rows[self.position] = (k_BWGC[0, 0], values[0, 0])
+        keys = jnp.stack([self.rows[p][0] for p in sorted(self.rows) if p <= self.position])
+        values = jnp.stack([self.rows[p][1] for p in sorted(self.rows) if p <= self.position])
+        groups, heads = keys.shape[1], q_BWHC.shape[2]
+        q_GMC = q_BWHC[0, 0].reshape(groups, heads // groups, -1) * scale
+        weights = jax.nn.softmax(jnp.einsum("gmc,tgc->gmt", q_GMC, keys), axis=-1)
+        return jnp.einsum("gmt,tge->gme", weights, values).reshape(1, 1, heads, -1), layer_kv
+
+
+@pytest.fixture(scope="module", params=[TINY, TINY_TWO_LAYERS], ids=["one layer", "two layers"])
+def model(request):
+    family = family_from_config(request.param)
+    return family, family.init_weights(jax.random.key(0), jnp.float32)
+
+
+def drafts_when_serving(family, weights, tokens, hidden_SD, position, depths):
+    """Logits of the drafts of a step whose last known hidden state is at `position`, one row at a time."""
+    caches = [Cache() for _ in range(family.num_mtp_layers)]
+    logits, hiddens = [], {q: hidden_SD[q] for q in range(position + 1)}
+    for depth in range(depths):
+        layer = min(depth, family.num_mtp_layers - 1)
+        first = 0 if depth == 0 else position + depth if family.num_mtp_layers == 1 else depth
+        recycled = {}
+        for q in range(first, position + depth + 1):
+            caches[layer].position = q
+            head, after, _ = family.draft_forward(
+                weights,
+                layer,
+                tokens[None, q + 1 : q + 2],
+                hiddens[q][None, None],
+                jnp.full((1, 1), q),
+                None,
+                caches[layer],
+            )
+            recycled[q + 1] = after[0, 0]
+        logits.append(family.draft_unembed(weights, layer, head)[0, 0])
+        hiddens = recycled
+    return jnp.stack(logits)
+
+
+def test_training_passes_equal_drafting_row_by_row(model):
+    family, weights = model
+    depths = 3 if family.num_mtp_layers == 1 else 2
+    tokens = jax.random.randint(jax.random.key(1), (WINDOW + 2,), 0, family.vocab_size)
+    predictions = predict(family, weights, tokens[None], depths)
+    positions = jnp.arange(WINDOW)[None]
+    no_kv = (None,) * len(family.kv_specs())
+    hidden_BSD, _ = family.forward(weights, tokens[None, :WINDOW], positions, no_kv, DenseAttend())
+    for position in (0, 3):
+        served = drafts_when_serving(family, weights, tokens, hidden_BSD[0], position, depths)
+        for depth in range(depths):
+            trained = predictions.drafts[depth][0, position + depth]
+            np.testing.assert_allclose(trained, served[depth], atol=2e-5 * float(jnp.abs(served).max()), rtol=0)
+
+
+def test_the_loss_is_the_reports_sum():
+    rng = np.random.default_rng(0)
+    vocab, tokens = 7, rng.integers(0, 7, (2, WINDOW + 2)).astype(np.int32)
+    target, *drafts = rng.normal(size=(3, 2, WINDOW, vocab)).astype(np.float32)
+    loss, metrics = joint_loss(
+        Predictions(jnp.asarray(target), tuple(map(jnp.asarray, drafts))),
+        jnp.asarray(tokens),
+        Objective(depths=2, mtp_weight=0.3),
+    )
+
+    def surprise(logits, token):
+        return -np.log(np.exp(logits[token]) / np.exp(logits).sum())
+
+    rows = [(b, q) for b in range(2) for q in range(WINDOW)]
+    target_loss = np.mean([surprise(target[b, q], tokens[b, q + 1]) for b, q in rows])
+    mtp = [np.mean([surprise(drafts[d][b, q], tokens[b, q + 2]) for b, q in rows if q >= d]) for d in range(2)]
+    agreement = [
+        np.mean([drafts[d][b, q].argmax() == target[b, q + 1].argmax() for b, q in rows if d <= q < WINDOW - 1])
+        for d in range(2)
+    ]
+    np.testing.assert_allclose(metrics["target_loss"], target_loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["mtp_loss"], mtp, rtol=1e-5)
+    np.testing.assert_allclose(metrics["agreement"], agreement, rtol=1e-5)
+    np.testing.assert_allclose(loss, target_loss + 0.3 * np.mean(mtp), rtol=1e-5)
+
+
+def test_distillation_is_zero_for_a_draft_that_copies_the_target():
+    target = jax.random.normal(jax.random.key(0), (2, WINDOW, 7))
+    shifted = jnp.roll(target, -1, axis=1)
+    tokens = jnp.zeros((2, WINDOW + 2), jnp.int32)
+    objective = Objective(depths=1, mtp_weight=1.0, distillation=1.0)
+    loss, metrics = joint_loss(Predictions(target, (shifted,)), tokens, objective, trains_target=False)
+    assert abs(float(loss)) < 1e-6
+    assert float(metrics["agreement"][0]) == 1.0
+    wrong, _ = joint_loss(Predictions(target, (target,)), tokens, objective, trains_target=False)
+    assert float(wrong) > 0.1
+
+
+def test_distillation_leaves_the_target_alone():
+    def loss_of(target):
+        objective = Objective(depths=1, mtp_weight=1.0, distillation=1.0)
+        draft = jnp.ones((1, WINDOW, 7))
+        tokens = jnp.zeros((1, WINDOW + 2), jnp.int32)
+        return joint_loss(Predictions(target, (draft,)), tokens, objective, trains_target=False)[0]
+
+    assert not jnp.any(jax.grad(loss_of)(jax.random.normal(jax.random.key(0), (1, WINDOW, 7))))
