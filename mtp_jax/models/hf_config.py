@@ -53,6 +53,10 @@ class HfConfig:
         value = self._fields.get(name)
         return default if value is None else value
 
+    def ignore(self, *names: str) -> None:
+        """Fields that mean nothing in this config."""
+        self._read.update(names)
+
     def integer(self, name: str, default: int | None = None, *, at_least: int = 1) -> int:
         """A whole number."""
         value = self.get(name, default)

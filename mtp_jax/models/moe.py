@@ -55,19 +55,27 @@ class MoeConfig:
 def read_moe_config(config: HfConfig, *, num_groups: int, num_active_groups: int, scale: float) -> MoeConfig | None:
     """Expert fields of a config; the arguments stand in for absent ones. None where it has no routed experts."""
     num_experts = config.integer("n_routed_experts", 0, at_least=0)
-    if num_experts == 0:
-        return None
     config.choice("topk_method", "noaux_tc")
+    num_shared = config.integer("n_shared_experts", 0, at_least=0)
+    scoring, normalise = config.choice("scoring_func", "sigmoid"), config.flag("norm_topk_prob", True)
+    num_groups, num_active_groups = (
+        config.integer("n_group", num_groups),
+        config.integer("topk_group", num_active_groups),
+    )
+    scale = config.positive("routed_scaling_factor", scale)
+    if num_experts == 0:
+        config.ignore("num_experts_per_tok", "moe_intermediate_size")
+        return None
     return MoeConfig(
         num_experts=num_experts,
         num_active=config.integer("num_experts_per_tok"),
         expert_ffn_size=config.integer("moe_intermediate_size"),
-        num_shared=config.integer("n_shared_experts", 0, at_least=0),
-        num_groups=config.integer("n_group", num_groups),
-        num_active_groups=config.integer("topk_group", num_active_groups),
-        scoring=config.choice("scoring_func", "sigmoid"),
-        normalise=config.flag("norm_topk_prob", True),
-        scale=config.positive("routed_scaling_factor", scale),
+        num_shared=num_shared,
+        num_groups=num_groups,
+        num_active_groups=num_active_groups,
+        scoring=scoring,
+        normalise=normalise,
+        scale=scale,
     )
 
 

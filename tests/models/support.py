@@ -79,6 +79,7 @@ def unpack_weights(tensors: tuple[TensorSpec, ...], weights: Weights) -> dict[st
 class Golden:
     family: ModelFamily
     weights: Weights
+    tensor_names: frozenset[str]
     expected: Mapping[str, np.ndarray]
 
     @classmethod
@@ -86,7 +87,8 @@ class Golden:
         folder = GOLDENS / name
         arrays = load_file(folder / "model.safetensors")
         family = family_from_config(json.loads((folder / "config.json").read_text()), arrays.keys())
-        return cls(family, pack_weights(family.tensors(), arrays), dict(np.load(folder / "expected.npz")))
+        weights = pack_weights(family.tensors(), arrays)
+        return cls(family, weights, frozenset(arrays), dict(np.load(folder / "expected.npz")))
 
 
 def assert_logits_close(actual: Any, expected: Any, tolerance: float = 2e-4) -> None:
@@ -121,3 +123,15 @@ def as_row(tokens: Any) -> Array:
 
 def positions_of(length: int, start: int = 0) -> Array:
     return start + jnp.arange(length, dtype=jnp.int32)[None, :]
+
+
+def random_checkpoint(tensors: tuple[TensorSpec, ...], seed: int) -> dict[str, np.ndarray]:
+    """Random tensors by checkpoint name: norm weights near one but not one, biases away from zero."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for tensor in tensors:
+        for name, shape in zip(tensor.sources, tensor.source_shapes, strict=True):
+            values = rng.standard_normal(shape)
+            is_norm = len(shape) == 1 and not name.endswith("bias")
+            arrays[name] = (1 + 0.3 * values if is_norm else 0.3 * values).astype(np.float32)
+    return arrays

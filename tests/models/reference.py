@@ -1,0 +1,203 @@
+"""The two families computed plainly: numpy, float64, one token at a time where that is simplest, nothing absorbed.
+
+Reads checkpoint tensors by their published names and the config by its published fields, and shares no code with the
+package, so that agreement means something.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def _rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1
+
+
+@dataclass
+class Reference:
+    """`tensors` by checkpoint name. Call `hidden`, then `logits` or `draft`."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, np.ndarray]
+
+    def t(self, name: str) -> np.ndarray:
+        return self.tensors[name].astype(np.float64)
+
+    @property
+    def eps(self) -> float:
+        default = {"deepseek_v3": 1e-6, "glm4_moe": 1e-5}[self.config["model_type"]]
+        return self.config.get("rms_norm_eps", default)
+
+    def rope_fields(self) -> dict[str, Any]:
+        fields = dict(self.config.get("rope_scaling") or self.config.get("rope_parameters") or {})
+        fields.setdefault("rope_theta", self.config.get("rope_theta", 10000.0))
+        return fields
+
+    def rotate(self, x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
+        """All channels of x, a vector."""
+        fields = self.rope_fields()
+        kind = fields.get("rope_type", fields.get("type", "default"))
+        dim, theta = len(x), fields["rope_theta"]
+        amplitude = 1.0
+        if kind == "yarn":
+            factor = fields["factor"]
+            if fields.get("mscale") and fields.get("mscale_all_dim"):
+                amplitude = _mscale(factor, fields["mscale"]) / _mscale(factor, fields["mscale_all_dim"])
+            else:
+                amplitude = _mscale(factor, 1)
+        out = np.array(x)
+        for pair in range(dim // 2):
+            frequency = theta ** (-2 * pair / dim)
+            if kind == "linear":
+                frequency /= fields["factor"]
+            if kind == "yarn":
+                length = fields["original_max_position_embeddings"]
+                ends = [
+                    dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+                    for turns in (fields["beta_fast"], fields["beta_slow"])
+                ]
+                low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
+                stretch = min(max((pair - low) / (high - low), 0), 1)
+                frequency = (1 - stretch) * frequency + stretch * frequency / fields["factor"]
+            first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + dim // 2)
+            angle = position * frequency
+            cos, sin = amplitude * math.cos(angle), amplitude * math.sin(angle)
+            out[first] = x[first] * cos - x[second] * sin
+            out[second] = x[second] * cos + x[first] * sin
+        return out
+
+    def attend(self, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float) -> np.ndarray:
+        """[S, H, C] each, heads already repeated; [S, H * E]."""
+        out = []
+        for position, query in enumerate(queries):
+            scores = scale * np.einsum("hc,shc->hs", query, keys[: position + 1])
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            out.append(np.einsum("hs,she->he", weights, values[: position + 1]).reshape(-1))
+        return np.stack(out)
+
+    def attention(self, x: np.ndarray, name: str) -> np.ndarray:
+        return self.latent(x, name) if self.config["model_type"] == "deepseek_v3" else self.grouped(x, name)
+
+    def project(self, x: np.ndarray, name: str, has_bias: bool) -> np.ndarray:
+        out = x @ self.t(f"{name}.weight").T
+        return out + self.t(f"{name}.bias") if has_bias else out
+
+    def latent(self, x: np.ndarray, name: str) -> np.ndarray:
+        config = self.config
+        heads, nope, rope = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        v_dim, rank, has_bias = config["v_head_dim"], config["kv_lora_rank"], config.get("attention_bias", False)
+        interleaved = config.get("rope_interleave", True)
+        if config["q_lora_rank"] is None:
+            q = self.project(x, f"{name}.q_proj", False)
+        else:
+            q = self.project(x, f"{name}.q_a_proj", has_bias)
+            q = self.project(_rms(q, self.t(f"{name}.q_a_layernorm.weight"), 1e-6), f"{name}.q_b_proj", False)
+        q = q.reshape(len(x), heads, nope + rope)
+        compressed = self.project(x, f"{name}.kv_a_proj_with_mqa", has_bias)
+        latent = _rms(compressed[:, :rank], self.t(f"{name}.kv_a_layernorm.weight"), 1e-6)
+        kv = (latent @ self.t(f"{name}.kv_b_proj.weight").T).reshape(len(x), heads, nope + v_dim)
+        queries, keys = np.zeros_like(q), np.zeros((len(x), heads, nope + rope))
+        for position in range(len(x)):
+            shared = self.rotate(compressed[position, rank:], position, interleaved)
+            for head in range(heads):
+                rotated = self.rotate(q[position, head, nope:], position, interleaved)
+                queries[position, head] = np.concatenate([q[position, head, :nope], rotated])
+                keys[position, head] = np.concatenate([kv[position, head, :nope], shared])
+        scale = (nope + rope) ** -0.5
+        fields = self.rope_fields()
+        if fields.get("mscale_all_dim"):
+            scale *= _mscale(fields["factor"], fields["mscale_all_dim"]) ** 2
+        return self.project(self.attend(queries, keys, kv[..., nope:], scale), f"{name}.o_proj", has_bias)
+
+    def grouped(self, x: np.ndarray, name: str) -> np.ndarray:
+        config = self.config
+        heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+        channels = config.get("head_dim", config["hidden_size"] // heads)
+        has_bias = config.get("attention_bias", False)
+        q, k, v = (
+            self.project(x, f"{name}.{part}_proj", has_bias).reshape(len(x), -1, channels) for part in ("q", "k", "v")
+        )
+        if config.get("use_qk_norm"):
+            q = _rms(q, self.t(f"{name}.q_norm.weight"), self.eps)
+            k = _rms(k, self.t(f"{name}.k_norm.weight"), self.eps)
+        fraction = self.rope_fields().get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+        rotary = int(channels * fraction)
+        for array in (q, k):
+            for position in range(len(x)):
+                for head in range(array.shape[1]):
+                    array[position, head, :rotary] = self.rotate(array[position, head, :rotary], position, False)
+        k, v = (np.repeat(array, heads // groups, axis=1) for array in (k, v))
+        return self.project(self.attend(q, k, v, channels**-0.5), f"{name}.o_proj", False)
+
+    def gated(self, x: np.ndarray, name: str) -> np.ndarray:
+        gate, up = (x @ self.t(f"{name}.{part}_proj.weight").T for part in ("gate", "up"))
+        return (_silu(gate) * up) @ self.t(f"{name}.down_proj.weight").T
+
+    def experts(self, x: np.ndarray, name: str) -> np.ndarray:
+        config = self.config
+        count, groups = config["n_routed_experts"], config["n_group"]
+        logits = x @ self.t(f"{name}.gate.weight").T
+        if config.get("scoring_func") == "softmax":
+            scores = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        else:
+            scores = 1 / (1 + np.exp(-logits))
+        default_scale = {"deepseek_v3": 2.5, "glm4_moe": 1.0}[config["model_type"]]
+        out = []
+        for token, score in zip(x, scores, strict=True):
+            biased = score + self.t(f"{name}.gate.e_score_correction_bias")
+            by_group = biased.reshape(groups, -1)
+            group_score = np.sort(by_group, -1)[:, -2:].sum(-1)
+            for group in np.argsort(-group_score)[config["topk_group"] :]:
+                by_group[group] = -np.inf
+            chosen = np.argsort(-by_group.reshape(count))[: config["num_experts_per_tok"]]
+            weights = score[chosen]
+            if config["norm_topk_prob"]:
+                weights = weights / weights.sum()
+            weights = weights * config.get("routed_scaling_factor", default_scale)
+            out.append(sum(w * self.gated(token, f"{name}.experts.{e}") for w, e in zip(weights, chosen, strict=True)))
+        y = np.stack(out)
+        return y + self.gated(x, f"{name}.shared_experts") if config["n_shared_experts"] else y
+
+    def layer(self, x: np.ndarray, index: int) -> np.ndarray:
+        name = f"model.layers.{index}"
+        x = x + self.attention(_rms(x, self.t(f"{name}.input_layernorm.weight"), self.eps), f"{name}.self_attn")
+        normed = _rms(x, self.t(f"{name}.post_attention_layernorm.weight"), self.eps)
+        has_experts = (
+            self.config.get("n_routed_experts")
+            and index >= self.config["first_k_dense_replace"]
+            and index % self.config.get("moe_layer_freq", 1) == 0
+        )
+        return x + (self.experts if has_experts else self.gated)(normed, f"{name}.mlp")
+
+    def hidden(self, tokens: np.ndarray) -> np.ndarray:
+        """After the final norm."""
+        x = self.t("model.embed_tokens.weight")[tokens]
+        for index in range(self.config["num_hidden_layers"]):
+            x = self.layer(x, index)
+        return _rms(x, self.t("model.norm.weight"), self.eps)
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        tied = self.config.get("tie_word_embeddings", False)
+        return hidden @ self.t("model.embed_tokens.weight" if tied else "lm_head.weight").T
+
+    def draft(self, depth: int, tokens: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(logits, recycled hidden) of MTP layer `depth`; row i pairs hidden i with the token given for it."""
+        index = self.config["num_hidden_layers"] + depth
+        name = f"model.layers.{index}"
+        embedded = _rms(self.t("model.embed_tokens.weight")[tokens], self.t(f"{name}.enorm.weight"), self.eps)
+        joined = np.concatenate([embedded, _rms(hidden, self.t(f"{name}.hnorm.weight"), self.eps)], -1)
+        x = self.layer(joined @ self.t(f"{name}.eh_proj.weight").T, index)
+        normed = _rms(x, self.t(f"{name}.shared_head.norm.weight"), self.eps)
+        return self.logits(normed), normed if self.config["model_type"] == "deepseek_v3" else x
