@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
@@ -21,6 +21,7 @@ from mtp_jax.models.bound import BoundModel, Rows
 from mtp_jax.ops.sampling import choose_tokens
 from mtp_jax.proposers.api import PrefillChunk
 from mtp_jax.proposers.features import Features, empty_features, roll_features, select_slots
+from mtp_jax.proposers.none import no_drafts
 
 DraftSampling = Literal["coupled", "greedy"]
 
@@ -59,8 +60,19 @@ class MtpEagle:
         self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
     ) -> tuple[Drafts, Features, tuple[LayerKV, ...]]:
         caught_up = _fresh_rows(carry, slots, num_known=carry.num_fresh)
-        head_BFD, recycled_BFD, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, caught_up, draft_kv)
-        head_BWD, hidden_BWD = _last_row(head_BFD, carry), _last_row(recycled_BFD, carry)
+        _, _, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, caught_up, draft_kv)
+        if draft_len == 0:
+            return no_drafts(slots), carry, draft_kv
+        # Only the last fresh row speaks: it alone runs the whole layer. Of the rows above no more than their keys is
+        # used, and the compiler drops the rest: one row's attention and experts instead of Kmax + 1.
+        last_entry = Rows(
+            base_len=jnp.where(slots.live, slots.committed_len - 1, 0),
+            live=slots.live,
+            may_write_BW=slots.live[:, None],
+            page_table_BP=slots.page_table_BP,
+        )
+        last_token_B1, last_hidden_B1D = _last_row(carry.tokens_BF, carry), _last_row(carry.hidden_BFD, carry)
+        head_BWD, hidden_BWD, draft_kv = model.draft(0, last_token_B1, last_hidden_B1D, last_entry, draft_kv)
         drafts = []
         for j in range(1, draft_len + 1):
             draft_BW = _draw(self.draft_sampling, model, 0, head_BWD, slots, j)
@@ -167,9 +179,9 @@ def _fresh_rows(carry: Features, slots: SlotView, num_known: Int[Array, " B"]) -
     return Rows(base_len, slots.live, row < num_known[:, None], slots.page_table_BP)
 
 
-def _last_row(x_BFD: Float[Array, "B F D"], carry: Features) -> Float[Array, "B 1 D"]:
+def _last_row(rows_BFx: Shaped[Array, "B F ..."], carry: Features) -> Shaped[Array, "B 1 ..."]:
     last = jnp.maximum(carry.num_fresh - 1, 0)  # a slot that never had a prompt has no row; its result is not used
-    return jnp.take_along_axis(x_BFD, last[:, None, None], axis=1)
+    return jnp.take_along_axis(rows_BFx, last.reshape(-1, *(1,) * (rows_BFx.ndim - 1)), axis=1)
 
 
 def _observe(
