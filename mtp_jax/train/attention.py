@@ -77,26 +77,24 @@ def _attend(
     k_BSGC, v_BSGE = whole
     batch, length, heads, channels = q_BSHC.shape
     groups = k_BSGC.shape[2]
+    # Products keep the order (batch, group, query row, head, key row), so that none of them needs a transposition.
     q_BSGMC = (q_BSHC * jnp.asarray(scale, q_BSHC.dtype)).reshape(batch, length, groups, heads // groups, channels)
+    q_BGSMC = jnp.swapaxes(q_BSGMC, 1, 2)
     rows_S = jnp.arange(length)
     visible_SS = (rows_S[None, :] <= rows_S[:, None] - lag) & (rows_S[None, :] >= first_row)
     # A row that sees nothing (q < first_row) would be 0/0; it sees itself, and its result is masked by the loss.
     if not own_rows:
         visible_SS = visible_SS | (rows_S[None, :] == rows_S[:, None])
-    scores = jnp.einsum("bsgmc,btgc->bgmst", q_BSGMC, k_BSGC, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible_SS[None, None, None], scores, -jnp.inf)
-    extra = [
-        jnp.einsum("bsgmc,bsgc->bgms", q_BSGMC, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own_rows
-    ]
-    largest = jax.lax.stop_gradient(
-        jnp.max(jnp.stack([jnp.max(scores, -1), *(e[..., 0] for e in extra)]), axis=0)[..., None]
-    )
-    weights = jnp.exp(scores - largest)
+    scores = jnp.einsum("bgsmc,btgc->bgsmt", q_BGSMC, k_BSGC, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible_SS[None, None, :, None, :], scores, -jnp.inf)
+    extra = [jnp.einsum("bgsmc,bsgc->bgsm", q_BGSMC, k, preferred_element_type=jnp.float32) for k, _ in own_rows]
+    largest = jax.lax.stop_gradient(jnp.max(jnp.stack([jnp.max(scores, axis=-1), *extra]), axis=0))
+    weights = jnp.exp(scores - largest[..., None])
     total = jnp.sum(weights, axis=-1)
-    out = jnp.einsum("bgmst,btge->bsgme", weights.astype(v_BSGE.dtype), v_BSGE, preferred_element_type=jnp.float32)
+    out = jnp.einsum("bgsmt,btge->bgsme", weights.astype(v_BSGE.dtype), v_BSGE, preferred_element_type=jnp.float32)
     for score, (_, v) in zip(extra, own_rows, strict=True):
-        weight = jnp.exp(score - largest)[..., 0]
+        weight = jnp.exp(score - largest)
         total = total + weight
-        out = out + jnp.einsum("bgms,bsge->bsgme", weight, v.astype(jnp.float32))
-    out = out / jnp.moveaxis(total, -1, 1)[..., None]
+        out = out + weight[..., None] * jnp.swapaxes(v, 1, 2)[:, :, :, None, :].astype(jnp.float32)
+    out = jnp.swapaxes(out / total[..., None], 1, 2)
     return out.reshape(batch, length, heads, v_BSGE.shape[-1]).astype(q_BSHC.dtype)

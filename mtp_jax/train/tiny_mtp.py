@@ -43,19 +43,19 @@ CONFIG: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
     "head_dim": 64,
     "hidden_act": "silu",
-    "hidden_size": 256,
+    "hidden_size": 160,
     "initializer_range": 0.02,
-    "intermediate_size": 512,
+    "intermediate_size": 480,
     "kv_lora_rank": 128,
     "max_position_embeddings": 1024,
-    "moe_intermediate_size": 48,
+    "moe_intermediate_size": 24,
     "n_group": 1,
     "n_routed_experts": 8,
-    "n_shared_experts": 1,
+    "n_shared_experts": 4,
     "norm_topk_prob": True,
     "num_attention_heads": 8,
     "num_experts_per_tok": 2,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 10,
     "num_key_value_heads": 8,
     "num_nextn_predict_layers": 1,
     "q_lora_rank": None,
@@ -67,7 +67,7 @@ CONFIG: Mapping[str, Any] = {
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     "routed_scaling_factor": 1.0,
     "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
+    "tie_word_embeddings": True,
     "topk_group": 1,
     "use_cache": True,
     "v_head_dim": 32,
@@ -228,7 +228,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="windows a step, for small trials")
     parser.add_argument("--window", type=int, help="positions a window, for small trials")
     parser.add_argument("--evaluation-windows", type=int, help="held-out windows of each part (all of them by default)")
-    parser.add_argument("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    # Not every product of bfloat16 exists on CPUs.
+    default_dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    parser.add_argument("--compute-dtype", default=default_dtype, choices=("bfloat16", "float32"))
     return parser.parse_args(arguments)
 
 

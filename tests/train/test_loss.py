@@ -1,6 +1,7 @@
 """The joint loss, and that training sees the attention that serving will use."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +14,29 @@ from mtp_jax.train.loss import Objective, Predictions, joint_loss, predict
 from tests.train.tiny import TINY, TINY_TWO_LAYERS
 
 WINDOW = 7
+V_CHANNELS = TINY["kv_lora_rank"]
 
 
-@dataclass
-class Cache:
-    """Keys and values of one sequence by position, written one row at a time: the plainest serving attention."""
+@dataclass(frozen=True)
+class OneRow:
+    """The plainest serving attention: one row writes its keys at its position and attends from `first` up to there."""
 
-    rows: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    position: int = 0
+    position: jax.Array
+    first: int
 
     def __call__(self, layer_kv, q_BWHC, k_BWGC, v_BWGE, *, scale, v_channels):
-        values = k_BWGC[..., :v_channels] if v_BWGE is None else v_BWGE
-        self.rows[self.position] = (k_BWGC[0, 0], values[0, 0])
-        keys = jnp.stack([self.rows[p][0] for p in sorted(self.rows) if p <= self.position])
-        values = jnp.stack([self.rows[p][1] for p in sorted(self.rows) if p <= self.position])
+        new = (k_BWGC[0], k_BWGC[0, :, :, :v_channels] if v_BWGE is None else v_BWGE[0])
+        keys, values = (
+            jax.lax.dynamic_update_slice_in_dim(old, row, self.position, 0)
+            for old, row in zip(layer_kv, new, strict=True)
+        )
         groups, heads = keys.shape[1], q_BWHC.shape[2]
         q_GMC = q_BWHC[0, 0].reshape(groups, heads // groups, -1) * scale
-        weights = jax.nn.softmax(jnp.einsum("gmc,tgc->gmt", q_GMC, keys), axis=-1)
-        return jnp.einsum("gmt,tge->gme", weights, values).reshape(1, 1, heads, -1), layer_kv
+        scores = jnp.einsum("gmc,tgc->gmt", q_GMC, keys)
+        rows = jnp.arange(len(keys))
+        known = (rows >= self.first) & (rows <= self.position)
+        weights = jax.nn.softmax(jnp.where(known[None, None], scores, -jnp.inf), axis=-1)
+        return jnp.einsum("gmt,tge->gme", weights, values).reshape(1, 1, heads, -1), (keys, values)
 
 
 @pytest.fixture(scope="module", params=[TINY, TINY_TWO_LAYERS], ids=["one layer", "two layers"])
@@ -41,25 +47,27 @@ def model(request):
 
 def drafts_when_serving(family, weights, tokens, hidden_SD, position, depths):
     """Logits of the drafts of a step whose last known hidden state is at `position`, one row at a time."""
-    caches = [Cache() for _ in range(family.num_mtp_layers)]
+
+    @partial(jax.jit, static_argnums=0)
+    def draft_row(layer, token, hidden_D, q, layer_kv):
+        head, recycled, layer_kv = family.draft_forward(
+            weights, layer, token[None, None], hidden_D[None, None], q[None, None], layer_kv, OneRow(q, layer)
+        )
+        return family.draft_unembed(weights, layer, head)[0, 0], recycled[0, 0], layer_kv
+
+    (spec, *_) = family.draft_kv_specs()
+    empty = tuple(jnp.zeros((WINDOW, spec.num_kv_heads, c)) for c in (spec.k_channels, spec.v_channels or V_CHANNELS))
+    caches = [empty] * family.num_mtp_layers
     logits, hiddens = [], {q: hidden_SD[q] for q in range(position + 1)}
     for depth in range(depths):
-        layer = min(depth, family.num_mtp_layers - 1)
-        first = 0 if depth == 0 else position + depth if family.num_mtp_layers == 1 else depth
+        is_recursive = family.num_mtp_layers == 1
+        layer, first = (0, position + depth if depth else 0) if is_recursive else (depth, depth)
         recycled = {}
         for q in range(first, position + depth + 1):
-            caches[layer].position = q
-            head, after, _ = family.draft_forward(
-                weights,
-                layer,
-                tokens[None, q + 1 : q + 2],
-                hiddens[q][None, None],
-                jnp.full((1, 1), q),
-                None,
-                caches[layer],
+            last, recycled[q + 1], caches[layer] = draft_row(
+                layer, tokens[q + 1], hiddens[q], jnp.int32(q), caches[layer]
             )
-            recycled[q + 1] = after[0, 0]
-        logits.append(family.draft_unembed(weights, layer, head)[0, 0])
+        logits.append(last)
         hiddens = recycled
     return jnp.stack(logits)
 
@@ -68,10 +76,12 @@ def test_training_passes_equal_drafting_row_by_row(model):
     family, weights = model
     depths = 3 if family.num_mtp_layers == 1 else 2
     tokens = jax.random.randint(jax.random.key(1), (WINDOW + 2,), 0, family.vocab_size)
-    predictions = predict(family, weights, tokens[None], depths)
-    positions = jnp.arange(WINDOW)[None]
+    predictions = jax.jit(lambda weights: predict(family, weights, tokens[None], depths))(weights)
+    positions_BS = jnp.arange(WINDOW, dtype=jnp.int32)[None]
     no_kv = (None,) * len(family.kv_specs())
-    hidden_BSD, _ = family.forward(weights, tokens[None, :WINDOW], positions, no_kv, DenseAttend())
+    hidden_BSD, _ = jax.jit(lambda w: family.forward(w, tokens[None, :WINDOW], positions_BS, no_kv, DenseAttend()))(
+        weights
+    )
     for position in (0, 3):
         served = drafts_when_serving(family, weights, tokens, hidden_BSD[0], position, depths)
         for depth in range(depths):
