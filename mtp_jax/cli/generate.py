@@ -101,11 +101,14 @@ def _write(llm: LLM, text: str, prompt: tuple[int, ...], params: SamplingParams)
 def _summary(output: RequestOutput, acceptance: Acceptance, seconds: float) -> str:
     num_tokens = len(output.outputs[0].token_ids)
     facts = [f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"]
-    if acceptance.drafted:
+    if acceptance.draft_lens:
         facts += [
             f"{output.metrics.mean_acceptance_length:.2f} tokens a step",
-            f"drafts kept by position: {shares(acceptance.unconditional)}",
-            f"where all before were kept: {shares(acceptance.conditional)}",
-            f"draft lengths: {step_counts(acceptance.draft_lens)}",
+            f"draft lengths used:       {step_counts(acceptance.draft_lens)}",
+        ]
+    if acceptance.drafted:
+        facts += [
+            f"drafts kept, by position: {shares(acceptance.unconditional)}",
+            f"where all before were:    {shares(acceptance.conditional)}",
         ]
     return "\n" + "\n".join(facts)

@@ -77,7 +77,7 @@ def engine_options(
 def start(model: Model, speculative: SpeculativeConfig | None, settings: Mapping[str, Any], label: str) -> LLM:
     """An `LLM` with every program compiled; the bar goes to stderr, and only to a terminal."""
     config = engine_config(model.family, speculative, **settings)
-    with tqdm(total=_num_programs(model.family, config), desc=label, unit="program", disable=None) as bar:
+    with tqdm(total=num_programs(model.family, config), desc=label, unit="program", disable=None) as bar:
 
         def on_shape(shape: StepShape | PrefillShape) -> None:
             bar.set_postfix_str(_named(shape), refresh=False)
@@ -128,7 +128,8 @@ def _users_cache_folder() -> str | None:
     return jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _num_programs(family: ModelFamily, config: EngineConfig) -> int:
+def num_programs(family: ModelFamily, config: EngineConfig) -> int:
+    """How many programs an engine of this configuration compiles at start."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the engine gives the same warning
         _, max_draft_len = resolve_method(config.speculative, family)
