@@ -18,8 +18,8 @@ class CheckFailed(AssertionError):
 def check_step_record(record: StepRecord, *, limit: int, page_size: int | None = None) -> None:
     """The arithmetic of one decode step of one request under the `match` rule.
 
-    `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the slot held
-    must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
+    `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the slot
+    held must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
 
     >>> check_step_record(
     ...     StepRecord(

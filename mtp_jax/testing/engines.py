@@ -5,11 +5,13 @@ same programs empty books, with another policy, readback depth, page budget or n
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
 from mtp_jax.engine.batch import BatchBuilder
@@ -35,16 +37,18 @@ def toy_engine(
     prefill_chunk: int = 16,
     max_logprobs: int = 3,
     max_stop_token_ids: int = 4,
+    num_pages: int | None = None,
 ) -> Engine:
     """An engine over `family`, built once for each set of arguments; call `restart` on it before each use.
 
-    The pool lets every slot be full. Compiled without most optimizations: a toy's steps are short, its compiles are not.
+    By default the pool lets every slot be full. Compiled without most optimizations: a toy's steps are short, its
+    compiles are not.
     """
     speculative = SpeculativeConfig(method=method, num_speculative_tokens=max_draft_len, draft_sampling=draft_sampling)
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        cache=CacheConfig(page_size=page_size),
+        cache=CacheConfig(page_size=page_size, num_pages=num_pages),
         speculative=speculative,
         prefill_chunk=prefill_chunk,
         max_logprobs=max_logprobs,
@@ -92,3 +96,20 @@ def restart(
     again._batch = BatchBuilder(engine.config, lookahead=engine.program.proposer.lookahead)
     again._refused = []
     return again
+
+
+def poison(engine: Engine) -> None:
+    """Fills every page of target and drafter with NaN, the null page included: what is read unwritten shows."""
+    state = engine.launcher._state
+    kv, draft_kv = jax.tree.map(lambda pages: jnp.full_like(pages, jnp.nan), (state.kv, state.draft_kv))
+    engine.launcher._state = state.replace(kv=kv, draft_kv=draft_kv)
+
+
+def written_positions(engine: Engine, pages: Sequence[int]) -> list[set[int]]:
+    """Of a slot that holds `pages`: the positions written since `poison`, one set a layer, the drafter's layers last."""
+    state = engine.launcher._state
+    written = []
+    for layer_kv in (*state.kv, *state.draft_kv):
+        k_SX = np.asarray(layer_kv.k_pages)[list(pages)].reshape(len(pages) * engine.config.cache.page_size, -1)
+        written.append(set(np.flatnonzero(~np.isnan(k_SX).any(axis=1)).tolist()))
+    return written

@@ -67,10 +67,26 @@ def plain_decode(next_logits: NextLogits, request: Request, *, max_model_len: in
 def plain_token(
     logits_V: Float[np.ndarray, " V"], params: SamplingParams, noise_V: Float[np.ndarray, " V"] | None
 ) -> int:
-    """The next token: the most likely one (lowest id of equals) at temperature 0, else argmax(filtered logits + noise)."""
+    """The next token: at temperature 0 the most likely one (lowest id of equals), else argmax(filtered logits + noise)."""
     if noise_V is None:
         return int(np.argmax(logits_V))
     return int(np.argmax(filtered_logits(logits_V, params) + noise_V))
+
+
+def plain_drafts(
+    draft_logits: NextLogits, request: Request, text: Sequence[int], num_drafts: int, *, is_coupled: bool = True
+) -> tuple[int, ...]:
+    """What a drafter that knows all of `text` proposes next, each draft given those before it.
+
+    Coupled drafts are drawn like the request's own tokens, with the same noise; the others are the most likely tokens.
+    """
+    longer = list(text)
+    for _ in range(num_drafts):
+        logits_V = draft_logits(longer)
+        is_drawn = is_coupled and request.params.temperature > 0
+        noise_V = target_noise_at(request.seed, len(longer), len(logits_V)) if is_drawn else None
+        longer.append(plain_token(logits_V, request.params, noise_V))
+    return tuple(longer[len(text) :])
 
 
 def filtered_logits(logits_V: Float[np.ndarray, " V"], params: SamplingParams) -> Float[np.ndarray, " V"]:

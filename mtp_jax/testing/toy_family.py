@@ -156,11 +156,13 @@ class ToyFamily:
         """Next-token logits after `tokens`, by the definition and without any engine: the oracle of the laws."""
         return _logit_64ths(self._plain_state(tokens, salt), np.arange(self.vocab_size)).astype(np.float32) / 64
 
-    def plain_is_hit(self, tokens: Sequence[int], salt: int = 5) -> bool:
-        """Whether MTP layers with whole caches speak the target's own logits for the token after `tokens`.
+    def plain_draft_logits(self, tokens: Sequence[int], salt: int = 5) -> Float[np.ndarray, " V"]:
+        """What MTP layers with whole caches say of the token after `tokens`: the target's logits, or those spoiled."""
+        logits_V = self.plain_logits(tokens, salt) / np.float32(self.draft_flatness)
+        return logits_V if self.plain_is_hit(tokens, salt) else np.roll(logits_V, 1)
 
-        So a test can search for a prompt whose drafts are accepted and rejected in the order it wants.
-        """
+    def plain_is_hit(self, tokens: Sequence[int], salt: int = 5) -> bool:
+        """Whether they speak the target's own: so a test can look for a text with the acceptance it wants."""
         return (self._plain_state(tokens, salt) * 37 + 11) % 100 < self.draft_hit_percent
 
     def _plain_state(self, tokens: Sequence[int], salt: int) -> int:

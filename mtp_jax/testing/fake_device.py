@@ -1,0 +1,296 @@
+"""The host's books against a device made of stamps: the engine's loop with no jax, and acceptance handed in by the test.
+
+A page position holds a stamp instead of keys and values: a hash of all tokens up to it, as real keys and values depend
+on all of them. Before a slot's step its stamps are compared with its text, so a page lost, shared, given away too early
+or written past its owner's right is seen at the first step that reads it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtp_jax.core.config import EngineConfig, FinishReason, SamplingParams
+from mtp_jax.core.shapes import ShapeGrid
+from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
+from mtp_jax.engine.requests import Progress, Request
+from mtp_jax.engine.results import SlotResult, StepResult
+from mtp_jax.engine.scheduler import Scheduler
+from mtp_jax.engine.slots import Slot
+from mtp_jax.testing.checks import CheckFailed, check_pages, check_seats, check_trace
+from mtp_jax.testing.policies import ScriptedDraftLen
+
+_VOCAB_SIZE = 101
+_STOP_ID = 100
+
+
+def numbered_request(number: int, *, prompt_len: int, max_tokens: int, stop_after: int | None = None) -> Request:
+    """A request whose text is known: see `text_token`. With `stop_after` its token of that index (from 0) is a stop."""
+    prompt = tuple(text_token(number, position, None) for position in range(prompt_len))
+    return Request(
+        request_id=str(number),
+        prompt=prompt,
+        params=SamplingParams(max_tokens=max_tokens, stop_token_ids=() if stop_after is None else (_STOP_ID,)),
+        seed=prompt_len + stop_after if stop_after is not None else 2**32,
+        wants_trace=True,
+    )
+
+
+def text_token(number: int, position: int, stop_position: int | None) -> int:
+    """The token that the text of request `number` has at `position`."""
+    return _STOP_ID if position == stop_position else (number * 17 + position * 5) % (_VOCAB_SIZE - 1)
+
+
+@dataclass
+class _DeviceSlot:
+    """A row of the device state."""
+
+    committed_len: int = 0
+    pending_token: int = 0
+    finished: bool = True
+
+
+class FakeDevice:
+    """Runs launches in order, each at once, on the pages that the host's tables name at launch."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._page_size = config.cache.page_size
+        self._stamps: dict[tuple[int, int], int] = {}
+        self.slots = [_DeviceSlot() for _ in range(config.max_num_seqs)]
+        self.max_position_written = -1
+
+    def run(self, decision: Decision, slots: Sequence[Slot], num_right: Sequence[int]) -> StepResult:
+        """The result of a launch. `num_right[i]` drafts of the i-th decided slot are right, as far as it drafts."""
+        by_index = {slot.index: slot for slot in slots}
+        if isinstance(decision, PrefillDecision):
+            return StepResult(decision, (self._prefill(decision, by_index[decision.slot]),))
+        results = [
+            self._decode(decision.shape.draft_len, decided, by_index[decided.slot], right)
+            for decided, right in zip(decision.slots, num_right, strict=True)
+        ]
+        return StepResult(decision, tuple(results))
+
+    def _prefill(self, decision: PrefillDecision, slot: Slot) -> SlotResult:
+        row = self.slots[slot.index]
+        end = decision.start + decision.num_tokens
+        self._check_reads(slot, decision.start)
+        for position in range(decision.start, end):
+            self._write(slot, position, slot.prompt[: position + 1])
+        row.committed_len, row.finished = end, True
+        if not decision.is_last:
+            return _nothing(0)
+        token = _text(slot, end)
+        if slot.pending_token is not None:
+            _require(slot.pending_token == token, f"resumed with token {slot.pending_token}, the text has {token}")
+        row.pending_token = token
+        is_drawn = slot.pending_token is None
+        row.finished = is_drawn and (token == _STOP_ID or end >= slot.state.limit)
+        return SlotResult((token,) if is_drawn else (), 0, 0, end, row.finished, (), (token,))
+
+    def _decode(self, draft_len: int, decided: SlotDecision, slot: Slot, num_right: int) -> SlotResult:
+        row = self.slots[slot.index]
+        start, limit = row.committed_len, slot.state.limit
+        if row.finished:
+            return _nothing(start)
+        self._check_reads(slot, start)
+        cap = min(decided.draft_cap, draft_len, max(limit - start - 1, 0))
+        num_right = min(num_right, cap)
+        target = [_text(slot, start + 1 + row_index) for row_index in range(draft_len + 1)]
+        drafts = [token if j < num_right else (token + 1) % _VOCAB_SIZE for j, token in enumerate(target[:draft_len])]
+        prefix = _texts(slot, start)
+        for offset, token in enumerate([row.pending_token, *drafts[:cap]]):
+            prefix.append(token)
+            self._write(slot, start + offset, prefix)
+        emitted = target[: min(num_right + 1, limit - start)]
+        if _STOP_ID in emitted:
+            emitted = emitted[: emitted.index(_STOP_ID) + 1]
+        row.committed_len += len(emitted)
+        row.pending_token = emitted[-1]
+        row.finished = emitted[-1] == _STOP_ID or row.committed_len >= limit
+        return SlotResult(
+            tokens=tuple(emitted),
+            num_accepted=min(num_right, len(emitted)),
+            num_drafted=cap,
+            committed_len=row.committed_len,
+            finished=row.finished,
+            drafts=tuple(drafts),
+            target_tokens=tuple(target),
+        )
+
+    def _check_reads(self, slot: Slot, length: int) -> None:
+        text = _texts(slot, length)
+        for position in range(length):
+            stamp = self._stamps.get(self._address(slot, position))
+            _require(
+                stamp == hash(tuple(text[: position + 1])),
+                f"slot {slot.index} reads position {position} and finds another text there",
+            )
+
+    def _write(self, slot: Slot, position: int, tokens: Sequence[int]) -> None:
+        self._stamps[self._address(slot, position)] = hash(tuple(tokens))
+        self.max_position_written = max(self.max_position_written, position)
+
+    def _address(self, slot: Slot, position: int) -> tuple[int, int]:
+        entry = position // self._page_size
+        _require(
+            entry < len(slot.pages),
+            f"slot {slot.index} needs position {position}; its {len(slot.pages)} pages of {self._page_size} end before",
+        )
+        return slot.pages[entry], position % self._page_size
+
+
+class HostModel:
+    """`Engine.step` with a `FakeDevice`: the scheduler, its books and a readback queue of any depth."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config, ShapeGrid.of(config), ScriptedDraftLen((0,)))
+        self.device = FakeDevice(config)
+        self.requests: dict[str, Request] = {}
+        self.finished: dict[str, Progress] = {}
+        self._in_flight: deque[StepResult] = deque()
+
+    def submit(self, request: Request) -> None:
+        """Queues a `numbered_request`; it must fit the pool, as admission would check."""
+        self.requests[request.request_id] = request
+        self.scheduler.submit(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drops a request, wherever it is."""
+        if self.scheduler.cancel(request_id):
+            del self.requests[request_id]
+
+    def preempt(self, request_id: str) -> None:
+        """Takes a request off the device, if it is on it."""
+        slot = self.scheduler.slots.of_request(request_id)
+        if slot is not None:
+            self.scheduler.preempt(slot)
+
+    def step(self, draft_len: int, num_right: Sequence[int]) -> Decision | None:
+        """One turn of the loop: at most one launch, then the results that are due.
+
+        `draft_len` is what the policy says; `num_right[i % len(num_right)]` goes to the i-th slot of the launch.
+        """
+        self.scheduler.policy = ScriptedDraftLen((draft_len,))
+        decision = self.scheduler.decide()
+        if decision is not None:
+            self._launch(decision, num_right)
+        is_idle = decision is None
+        while len(self._in_flight) > self.config.readback_depth or (is_idle and self._in_flight):
+            self._reconcile(self._in_flight.popleft())
+            is_idle = False
+        return decision
+
+    def finish(self, max_steps: int = 10_000) -> None:
+        """Steps until nobody is left, every draft wrong; then reads what is in flight and checks that all is given back."""
+        while self.scheduler.has_work:
+            self.step(self.config.max_draft_len, (0,))
+            self.check()
+            max_steps -= 1
+            _require(max_steps > 0, "the requests do not come to an end")
+        while self._in_flight:
+            self._reconcile(self._in_flight.popleft())
+        self.check()
+        _require(not self.scheduler.pool.held, f"pages {sorted(self.scheduler.pool.held)} were never given back")
+        _require(set(self.finished) == set(self.requests), "a request was lost")
+
+    def check(self) -> None:
+        """The books, and the host's bounds against the device's true lengths."""
+        check_pages(self.scheduler)
+        check_seats(self.scheduler)
+        for slot in self.scheduler.slots:
+            in_flight = self._num_in_flight(slot)
+            _require(
+                slot.num_in_flight == in_flight,
+                f"slot {slot.index} counts {slot.num_in_flight} launches in flight; there are {in_flight}",
+            )
+            row = self.device.slots[slot.index]
+            if not slot.is_prefilled:
+                continue
+            _require(
+                slot.known_len <= row.committed_len <= slot.reserved_len,
+                f"slot {slot.index}: committed_len {row.committed_len} is outside "
+                f"{slot.known_len}..{slot.reserved_len}",
+            )
+            _require(
+                row.finished or slot.known_len + in_flight <= row.committed_len,
+                f"slot {slot.index}: a launch in flight emitted nothing",
+            )
+
+    def _launch(self, decision: Decision, num_right: Sequence[int]) -> None:
+        slots = list(self.scheduler.slots)
+        if isinstance(decision, StepDecision):
+            self._check_decision(decision)
+            num_right = [num_right[i % len(num_right)] for i in range(len(decision.slots))]
+        self._in_flight.append(self.device.run(decision, slots, num_right))
+
+    def _check_decision(self, decision: StepDecision) -> None:
+        _require(bool(decision.slots), "a launch for nobody")
+        for decided in decision.slots:
+            slot = self.scheduler.slots.find(decided.slot, decided.admission)
+            _require(slot is not None, f"a launch for slot {decided.slot}, which changed hands")
+            _require(decided.slot < decision.shape.slots, f"slot {decided.slot} is outside {decision.shape}")
+            _require(0 <= decided.draft_cap <= decision.shape.draft_len, f"{decided} under {decision.shape}")
+            assert slot is not None
+            _require(decided.num_pages == len(slot.pages), f"{decided} does not name the pages held")
+            _require(
+                slot.known_len + self._num_in_flight(slot) + decided.draft_cap < slot.state.limit,
+                f"slot {slot.index}: what is in flight leaves less than {decided.draft_cap + 1} tokens to emit",
+            )
+
+    def _num_in_flight(self, slot: Slot) -> int:
+        return sum(
+            (decided.slot, decided.admission) == (slot.index, slot.admission)
+            for result in self._in_flight
+            if isinstance(result.decision, StepDecision)
+            for decided in result.decision.slots
+        )
+
+    def _reconcile(self, result: StepResult) -> None:
+        for progress in self.scheduler.reconcile(result):
+            _require(progress.request_id in self.requests, f"request {progress.request_id} left, and was heard of again")
+            if progress.finish_reason is not None:
+                self.finished[progress.request_id] = progress
+                self._check_finished(progress, self.requests[progress.request_id])
+
+    def _check_finished(self, progress: Progress, request: Request) -> None:
+        state = progress.state
+        _require(
+            (tuple(state.tokens), progress.finish_reason) == expected_end(request, self.config.max_model_len),
+            f"request {request.request_id} ended with {state.tokens}, {progress.finish_reason}",
+        )
+        check_trace(
+            state.records,
+            state.tokens,
+            prompt_len=len(request.prompt),
+            limit=state.limit,
+            stop_ids=request.stop_ids,
+            page_size=self.config.cache.page_size,
+        )
+
+
+def expected_end(request: Request, max_model_len: int) -> tuple[tuple[int, ...], FinishReason]:
+    """Tokens and finish reason of a `numbered_request`, by definition."""
+    first = len(request.prompt)
+    last = min(first + request.params.max_tokens, max_model_len)
+    tokens = [text_token(int(request.request_id), position, request.seed) for position in range(first, last)]
+    if _STOP_ID in tokens:
+        return tuple(tokens[: tokens.index(_STOP_ID) + 1]), FinishReason.STOP
+    return tuple(tokens), FinishReason.LENGTH
+
+
+def _text(slot: Slot, position: int) -> int:
+    request = slot.state.request
+    return text_token(int(request.request_id), position, request.seed)
+
+
+def _texts(slot: Slot, length: int) -> list[int]:
+    return [_text(slot, position) for position in range(length)]
+
+
+def _nothing(committed_len: int) -> SlotResult:
+    return SlotResult((), 0, 0, committed_len, False, (), ())
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise CheckFailed(sentence)

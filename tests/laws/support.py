@@ -1,0 +1,82 @@
+"""The engines that the laws run on, built once a process, and the comparison with plain decoding."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from mtp_jax.core.config import SamplingParams
+from mtp_jax.engine.engine import Engine
+from mtp_jax.engine.requests import Progress, Request
+from mtp_jax.testing.driving import Run
+from mtp_jax.testing.engines import toy_engine
+from mtp_jax.testing.oracle import PlainResult, plain_decode, plain_drafts
+from mtp_jax.testing.toy_family import ToyFamily
+
+THREE_SLOTS = functools.partial(toy_engine)
+PAGES_OF_1 = functools.partial(
+    toy_engine, ToyFamily(latent=True), page_size=1, prefill_chunk=5, max_num_seqs=1, max_model_len=80
+)
+PAGES_OF_16 = functools.partial(
+    toy_engine,
+    ToyFamily(num_mtp_layers=3, latent=True),
+    page_size=16,
+    prefill_chunk=3,
+    max_num_seqs=2,
+    max_model_len=80,
+)
+PAGES_OF_64 = functools.partial(
+    toy_engine,
+    ToyFamily(num_mtp_layers=2),
+    method="mtp_eagle",
+    page_size=64,
+    max_num_seqs=1,
+    max_model_len=80,
+)
+TWO_MTP_LAYERS = functools.partial(
+    toy_engine, ToyFamily(num_mtp_layers=2), max_draft_len=2, prefill_chunk=1, max_num_seqs=2, max_model_len=40
+)
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "recursive, pages of 4, three slots": THREE_SLOTS,
+    "recursive, latent, pages of 1, chunks of 5": PAGES_OF_1,
+    "three MTP layers, latent, pages of 16, chunks of 3, two slots": PAGES_OF_16,
+    "first of two MTP layers again and again, pages of 64": PAGES_OF_64,
+    "two MTP layers, pages of 4, chunks of 1, two slots": TWO_MTP_LAYERS,
+}
+
+
+def toy(engine: Engine) -> ToyFamily:
+    return cast("ToyFamily", engine.family)
+
+
+def request(
+    request_id: str, prompt: Sequence[int], *, seed: int = 0, eos: Sequence[int] = (), **params: object
+) -> Request:
+    return Request(
+        request_id,
+        tuple(prompt),
+        SamplingParams(**params),  # type: ignore[arg-type]
+        seed=seed,
+        eos_token_ids=tuple(eos),
+        wants_trace=True,
+    )
+
+
+def plain(engine: Engine, request: Request) -> PlainResult:
+    return plain_decode(toy(engine).plain_logits, request, max_model_len=engine.config.max_model_len)
+
+
+def assert_plain(engine: Engine, requests: Sequence[Request], run: Run) -> None:
+    """Everyone who was not cancelled got plain decoding's tokens, and was offered the drafts that its text defines."""
+    for one in requests:
+        if one.request_id not in run.cancelled:
+            assert_one_plain(engine, one, run.finished[one.request_id])
+
+
+def assert_one_plain(engine: Engine, request: Request, last: Progress) -> None:
+    expected = plain(engine, request)
+    assert tuple(last.state.tokens) == expected.tokens
+    assert (last.finish_reason, last.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    text = (*request.prompt, *expected.tokens)
+    for record in last.state.records:
+        known = text[: record.committed_len_before + 1]
+        assert record.drafts == plain_drafts(toy(engine).plain_draft_logits, request, known, len(record.drafts))

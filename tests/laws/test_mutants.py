@@ -1,0 +1,153 @@
+"""The checks can fail: each of these faults, planted in the host's bookkeeping, is caught by the state machine."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtp_jax.core.errors import InvariantError
+from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
+from mtp_jax.engine.scheduler import Scheduler
+from mtp_jax.engine.slots import Slot, SlotTable
+from mtp_jax.testing.checks import CheckFailed
+from mtp_jax.testing.host_model import HostMachine
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Plant] = {}
+
+
+def mutant(plant: Plant) -> Plant:
+    MUTANTS[plant.__name__] = plant
+    return plant
+
+
+@mutant
+def reconcile_by_current_slot(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlotTable, "find", lambda self, index, admission: self._slots[index])
+
+
+@mutant
+def reserve_from_known_len(patch: pytest.MonkeyPatch) -> None:
+    def reserve(self: Scheduler, slot: Slot, cap: int) -> int | None:
+        wanted = pages_for(min(slot.known_len + cap + 1, slot.state.limit), self.config.cache.page_size)
+        try:
+            slot.pages.extend(self.pool.take(max(wanted - len(slot.pages), 0)))
+        except OutOfPages:
+            return None
+        return cap
+
+    patch.setattr(Scheduler, "_reserve", reserve)
+
+
+@mutant
+def reset_the_bound_to_the_length_read(patch: pytest.MonkeyPatch) -> None:
+    def reconciled_decode(self: Slot, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+        self.num_in_flight -= 1
+        self.known_len = self.reserved_len = committed_len
+
+    patch.setattr(Slot, "reconciled_decode", reconciled_decode)
+
+
+@mutant
+def keep_the_bound_of_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
+    def reconciled_decode(self: Slot, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+        self.num_in_flight -= 1
+        self.reserved_len -= draft_cap - num_emitted
+        self.known_len = committed_len
+
+    patch.setattr(Slot, "reconciled_decode", reconciled_decode)
+
+
+@mutant
+def give_pages_back_twice(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: PagePool, pages: list[int]) -> None:
+        self._held.difference_update(pages)
+        self._free.extend(pages)
+        self._free.extend(pages[-1:])
+
+    patch.setattr(PagePool, "give_back", give_back)
+
+
+@mutant
+def keep_a_page_of_a_released_slot(patch: pytest.MonkeyPatch) -> None:
+    give_back = PagePool.give_back
+    patch.setattr(PagePool, "give_back", lambda self, pages: give_back(self, pages[:-1]))
+
+
+@mutant
+def bound_without_the_bonus_token(patch: pytest.MonkeyPatch) -> None:
+    def launched_decode(self: Slot, draft_cap: int) -> None:
+        self.reserved_len += draft_cap
+        self.num_in_flight += 1
+
+    def reconciled_decode(self: Slot, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+        self.num_in_flight -= 1
+        self.reserved_len -= draft_cap - num_emitted
+        self.known_len = committed_len
+
+    patch.setattr(Slot, "launched_decode", launched_decode)
+    patch.setattr(Slot, "reconciled_decode", reconciled_decode)
+
+
+@mutant
+def pages_for_drafts_but_not_for_the_pending_token(patch: pytest.MonkeyPatch) -> None:
+    reserve = Scheduler._reserve
+
+    def reserve_less(self: Scheduler, slot: Slot, cap: int) -> int | None:
+        slot.reserved_len -= 1
+        try:
+            return reserve(self, slot, cap)
+        finally:
+            slot.reserved_len += 1
+
+    patch.setattr(Scheduler, "_reserve", reserve_less)
+
+
+@mutant
+def forget_launches_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Slot, "min_len", property(lambda self: self.known_len))
+
+
+@mutant
+def cap_is_the_whole_draft_len(patch: pytest.MonkeyPatch) -> None:
+    reserve = Scheduler._reserve
+    patch.setattr(
+        Scheduler,
+        "_reserve",
+        lambda self, slot, cap: (
+            None if reserve(self, slot, cap) is None else self.config.max_draft_len
+        ),
+    )
+
+
+@mutant
+def resume_without_the_last_known_token(patch: pytest.MonkeyPatch) -> None:
+    seat = SlotTable.seat
+
+    def seat_resumed(self: SlotTable, state: object, pages: list[int]) -> Slot:
+        slot = seat(self, state, pages)  # type: ignore[arg-type]
+        slot.pending_token = None
+        return slot
+
+    patch.setattr(SlotTable, "seat", seat_resumed)
+
+
+@mutant
+def preempted_request_goes_missing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "preempt", lambda self, slot: self._release(slot))
+
+
+@pytest.mark.parametrize("plant", MUTANTS.values(), ids=list(MUTANTS))
+def test_the_planted_fault_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    until_found = settings(
+        max_examples=400,
+        stateful_step_count=50,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    with pytest.raises((CheckFailed, InvariantError)):
+        run_state_machine_as_test(HostMachine, settings=until_found)
