@@ -97,6 +97,8 @@ class HfConfig:
         for name, value in self._fields.items():
             if name in self._read or name in _HARMLESS or value in _NEUTRAL:
                 continue
+            if name == "layer_types" and set(value) == {"full_attention"}:
+                continue
             if name in _ALLOWED:
                 self.choice(name, "")
             elif _SPEAKS_OF_COMPUTATION.search(name):

@@ -1,0 +1,90 @@
+"""The same forward under `shard_map`, heads, feed-forward and vocabulary over `model`, experts over both axes."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+from jaxtyping import Array
+
+from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.params import put
+from mtp_jax.models.registry import FAMILIES, family_from_config
+from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
+from tests.models.shapes import config_of
+from tests.models.support import DenseAttend, dense_kv, pack_weights, positions_of, random_checkpoint
+
+NUM_SLOTS, WIDTH = 8, 3
+MESHES = ({"data": 2, "model": 4}, {"model": 8}, {"data": 8})
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> ModelFamily:
+    config = config_of(request.param, num_attention_heads=8, num_hidden_layers=2, n_shared_experts=2)
+    if request.param == "glm4_moe":
+        config["num_key_value_heads"] = 8
+    return family_from_config(config)
+
+
+@pytest.fixture(scope="module")
+def weights(family: ModelFamily) -> Weights:
+    return pack_weights(family.tensors(), random_checkpoint(family.tensors(), seed=5))
+
+
+def rules(parallel: Parallel) -> dict[str | None, Any]:
+    on_model = dict.fromkeys(("vocab", "heads", "kv_heads", "ffn"), parallel.model)
+    return {None: None, "experts": parallel.expert_axes, **on_model}
+
+
+def weight_specs(family: ModelFamily, parallel: Parallel) -> Weights:
+    specs: dict[str, Any] = {}
+    for tensor in family.tensors():
+        put(specs, tensor.path, PartitionSpec(*(rules(parallel)[axis] for axis in tensor.axes)))
+    return specs
+
+
+def kv_spec_of(spec: Any, parallel: Parallel) -> PartitionSpec:
+    return PartitionSpec(parallel.data, None, rules(parallel)[spec.axis])
+
+
+def forward_and_draft(
+    family: ModelFamily, parallel: Parallel, weights: Weights, tokens: Array, positions: Array, kv: Any, draft_kv: Any
+) -> tuple[Array, ...]:
+    attend = DenseAttend(positions)
+    hidden, kv = family.forward(weights, tokens, positions, kv, attend, parallel)
+    head, recycled, layer_kv = family.draft_forward(
+        weights, 0, tokens, hidden, positions, draft_kv[0], attend, parallel
+    )
+    logits = family.unembed(weights, hidden, parallel)
+    return hidden, recycled, logits, family.draft_unembed(weights, 0, head, parallel), kv, layer_kv
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_a_mesh_gives_the_single_device_result(family: ModelFamily, weights: Weights, axes: dict[str, int]) -> None:
+    parallel = Parallel(data="data" if "data" in axes else None, model="model" if "model" in axes else None)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+    tokens = jax.random.randint(jax.random.key(1), (NUM_SLOTS, WIDTH), 0, family.vocab_size)
+    positions = jnp.repeat(positions_of(WIDTH), NUM_SLOTS, axis=0)
+    kv = dense_kv(family.kv_specs(), NUM_SLOTS, WIDTH)
+    draft_kv = dense_kv(family.draft_kv_specs(), NUM_SLOTS, WIDTH)
+
+    expected = jax.jit(partial(forward_and_draft, family, NO_PARALLEL))(weights, tokens, positions, kv, draft_kv)
+    actual = jax.jit(sharded(family, parallel, mesh))(weights, tokens, positions, kv, draft_kv)
+    for on_mesh, alone in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(on_mesh, alone, rtol=2e-5, atol=5e-5)
+
+
+def sharded(family: ModelFamily, parallel: Parallel, mesh: Mesh) -> Any:
+    slots, vocab = PartitionSpec(parallel.data), PartitionSpec(parallel.data, None, parallel.model)
+    kv = tuple(kv_spec_of(spec, parallel) for spec in family.kv_specs())
+    draft_kv = tuple(kv_spec_of(spec, parallel) for spec in family.draft_kv_specs())
+    return jax.shard_map(
+        partial(forward_and_draft, family, parallel),
+        mesh=mesh,
+        in_specs=(weight_specs(family, parallel), slots, slots, kv, draft_kv),
+        out_specs=(slots, slots, vocab, vocab, kv, draft_kv[0]),
+        check_vma=True,
+    )
