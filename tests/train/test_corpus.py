@@ -64,6 +64,12 @@ def test_the_split_depends_on_the_name_alone():
     assert all(corpus.split_of(name) == "heldout" for name in heldout)
 
 
+def test_a_copyleft_file_inside_a_permissive_package_is_left_out():
+    header = "# Distributed under the terms of the GNU General Public License (version 2\n# or later)\n"
+    assert corpus.is_copyleft(header + "import os\n", "code")
+    assert not corpus.is_copyleft("# MIT License\nimport os\n", "code")
+
+
 def test_tables_of_numbers_are_not_natural_text():
     source = inspect.getsource(corpus)
     assert corpus.is_natural(source, "code")
