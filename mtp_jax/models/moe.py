@@ -5,7 +5,6 @@ groups of experts are preferred by the sum of their two best. A token's result d
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ class MoeConfig:
     num_shared: int
     num_groups: int
     num_active_groups: int
-    scoring: Literal["sigmoid", "softmax"]
+    scoring: str  # "sigmoid" or "softmax"
     normalise: bool
     scale: float
 

@@ -81,9 +81,9 @@ def test_a_nan_token_stays_alone(way: Way) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_token_does_not_depend_on_its_neighbours(way: Way) -> None:
-    inputs = expert_inputs(9)
-    whole = way(*inputs)
-    alone = way(*(array[3:4] for array in inputs[:3]), *inputs[3:])
+    x, ids, weights, gate_up, down = expert_inputs(9)
+    whole = way(x, ids, weights, gate_up, down)
+    alone = way(x[3:4], ids[3:4], weights[3:4], gate_up, down)
     np.testing.assert_allclose(alone[0], whole[3], rtol=1e-5, atol=1e-6)
 
 
