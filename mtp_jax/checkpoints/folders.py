@@ -89,9 +89,15 @@ def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
         partial = room / "new"
         partial.mkdir()
         yield partial
-        if folder.exists():
-            folder.rename(room / "old")
-        partial.rename(folder)
+        if not folder.exists():
+            partial.rename(folder)
+            return
+        folder.rename(room / "old")
+        try:
+            partial.rename(folder)
+        except BaseException:  # an interrupt, too, must not take the old one along with the room
+            (room / "old").rename(folder)
+            raise
     finally:
         shutil.rmtree(room, ignore_errors=True)
 

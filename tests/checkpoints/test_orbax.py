@@ -193,6 +193,25 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_a_replacement_that_fails_at_the_last_moment_puts_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "saved"
+    save_weights({"a": jnp.zeros(3)}, folder)
+    rename = Path.rename
+
+    def fail_for_the_new(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new)
+    with pytest.raises(KeyboardInterrupt):
+        save_weights({"a": jnp.ones(3)}, folder, overwrite=True)
+    assert_same_bits(restore_weights(folder), {"a": np.zeros(3, np.float32)})
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 @pytest.mark.multiprocess
 def test_a_killed_save_leaves_nothing_that_loads(tmp_path: Path) -> None:
     """Killed when the arrays are there and the manifest is not: the last moment before the checkpoint is whole."""
