@@ -53,7 +53,8 @@ def _keep_compiled_programs(config: pytest.Config) -> None:
 
 
 def _cache_root(config: pytest.Config) -> Path:
-    return config.cache.mkdir("compiled") if config.cache is not None else config.rootpath / ".cache"
+    cache = getattr(config, "cache", None)  # none under `-p no:cacheprovider`
+    return config.rootpath / ".cache" if cache is None else cache.mkdir("compiled")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
