@@ -1,7 +1,8 @@
-"""Columns of the one int32 array that carries a launch's inputs to the device.
+"""Columns of the one int32 array that carries a launch's inputs to the device, and of the one that brings results back.
 
-One upload a launch instead of a dozen; the writer (`engine/batch.py`) and the reader (`core/types.py`) both take the
-column numbers from here. Floats travel as their bit patterns. After these columns: stop ids, then the page table.
+One transfer each way instead of a dozen; the host's side (`engine/batch.py`, `engine/readback.py`) and the device's
+(`core/types.py`) take the column numbers from here. Floats travel as their bit patterns. After a slot's fixed input
+columns: stop ids, then the page table.
 """
 
 from enum import IntEnum, auto
@@ -38,6 +39,20 @@ class PrefillColumn(IntEnum):
     NUM_KNOWN = auto()
     IS_LAST = auto()
     PENDING_TOKEN = auto()
+
+
+class OutputColumn(IntEnum):
+    """Per-slot columns of what a launch sends back; after them: emitted tokens E, drafts K, target tokens W."""
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
+        return count
+
+    NUM_EMITTED = auto()
+    NUM_ACCEPTED = auto()
+    NUM_DRAFTED = auto()
+    COMMITTED_LEN = auto()
+    FINISHED = auto()
 
 
 NO_TOKEN = -1

@@ -31,7 +31,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from mtp_jax.core.layout import Column, PrefillColumn
+from mtp_jax.core.layout import Column, OutputColumn, PrefillColumn
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class DecodeState:
 
     kv: tuple[LayerKV, ...]  # target pages. Writers: verify, prefill, through ops.kv_cache
     draft_kv: tuple[LayerKV, ...]  # MTP pages, same page ids. Writer: the proposer
-    committed_len: Int[Array, " B"]  # positions whose KV is final; the pending token sits here. Writers: commit, prefill
+    committed_len: Int[
+        Array, " B"
+    ]  # positions whose KV is final; the pending token sits here. Writers: commit, prefill
     pending_token: Int[Array, " B"]  # Writers: commit, prefill
     finished: Bool[Array, " B"]  # a stop was emitted or the limit reached. Writers: commit, prefill
     carry: Any  # the proposer's own; shape fixed by the config, never by the bucket
@@ -204,6 +206,27 @@ class StepOutputs:
     finished: Bool[Array, " B"]
     drafts_BK: Int[Array, "B K"]
     target_tokens_BW: Int[Array, "B W"]
+    logprobs: "Logprobs"
+
+    def pack(self) -> "PackedOutputs":
+        """The same, the small arrays side by side in one: every array costs a transfer of its own."""
+        columns = {
+            OutputColumn.NUM_EMITTED: self.num_emitted,
+            OutputColumn.NUM_ACCEPTED: self.num_accepted,
+            OutputColumn.NUM_DRAFTED: self.num_drafted,
+            OutputColumn.COMMITTED_LEN: self.committed_len,
+            OutputColumn.FINISHED: self.finished.astype(jnp.int32),
+        }
+        fixed = jnp.stack([columns[column] for column in OutputColumn], axis=1)
+        small_BX = jnp.concatenate([fixed, self.tokens_BE, self.drafts_BK, self.target_tokens_BW], axis=1)
+        return PackedOutputs(small_BX, self.logprobs)
+
+
+@struct.dataclass
+class PackedOutputs:
+    """`StepOutputs` as they travel: `core.layout.OutputColumn`, then E emitted tokens, K drafts, W target tokens."""
+
+    small_BX: Int[Array, "B X"]
     logprobs: "Logprobs"
 
 

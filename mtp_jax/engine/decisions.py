@@ -24,6 +24,11 @@ class StepDecision:
     shape: StepShape
     slots: tuple[SlotDecision, ...]
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Some slot asked for log-probabilities."""
+        return any(decided.wants_logprobs for decided in self.slots)
+
 
 @dataclass(frozen=True)
 class PrefillDecision:

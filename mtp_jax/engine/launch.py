@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.layout import NO_LOGPROBS, Column
 from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
-from mtp_jax.core.types import DecodeState, StepOutputs
+from mtp_jax.core.types import DecodeState, PackedOutputs
 from mtp_jax.engine.batch import BatchBuilder
 from mtp_jax.engine.decisions import Decision
 from mtp_jax.engine.readback import Launch, seconds_per_call, wait_until_done
@@ -23,6 +24,7 @@ from mtp_jax.step.prefill import prefill_step
 from mtp_jax.step.program import StepProgram, init_state
 
 Shape = StepShape | PrefillShape
+_COMPILE_THREADS = 4
 OnShape = Callable[[Shape], None]
 
 
@@ -39,24 +41,33 @@ class Launcher:
         dtype: jnp.dtype,
     ) -> None:
         self.num_traces = 0
-        self.warm_up_s: dict[Shape, float] = {}
+        self.warm_up_s: dict[Shape, float] = {}  # seconds from the start of warm-up until the shape was ready
         self._program = program
         self._weights = weights
         self._config = config
         self._grid = grid
         self._batch = batch
-        self._state: DecodeState = init_state(program, config, dtype)
-        self._steps: dict[Shape, Callable[..., tuple[DecodeState, StepOutputs]]] = {}
+        # Committed to its device from the start, as every later state is: a launch would compile again otherwise.
+        self._state: DecodeState = jax.device_put(init_state(program, config, dtype), jax.local_devices()[0])
+        self._steps: dict[Shape, Callable[..., tuple[DecodeState, PackedOutputs]]] = {}
 
     def warm(self, on_shape: OnShape | None = None) -> None:
-        """Compiles and runs every shape of the grid once, with no live slot: nothing changes but the compile cache."""
-        for shape in (*self._grid.all_prefills(), *self._grid.all_steps()):
-            start = time.perf_counter()
-            self._steps[shape] = self._jit(shape)
+        """Compiles every shape of the grid, several at a time, and runs each once with no live slot.
+
+        Compiled programs are called as they are, so a launch can never compile: arguments that do not fit are an error.
+        """
+        shapes = (*self._grid.all_prefills(), *self._grid.all_steps())
+        start = time.perf_counter()
+        with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as threads:
+            # Tracing holds the interpreter, compiling does not: the next shape is traced while others compile.
+            compiling = {shape: threads.submit(self.lower(shape).compile) for shape in shapes}
+            for shape, compiled in compiling.items():
+                self._steps[shape] = compiled.result()
+                self.warm_up_s[shape] = time.perf_counter() - start
+                if on_shape is not None:
+                    on_shape(shape)
+        for shape in shapes:
             wait_until_done(self._run(shape, jax.device_put(self._idle_inputs(shape))))
-            self.warm_up_s[shape] = time.perf_counter() - start
-            if on_shape is not None:
-                on_shape(shape)
 
     def measure_step_costs(self, repeats: int = 5) -> dict[tuple[int, int], float]:
         """Seconds of one step by (slots, draft length), every slot of the bucket live, on the null page.
@@ -71,24 +82,24 @@ class Launcher:
             packed[:, Column.LIMIT] = self._config.max_model_len - 1
             inputs = jax.device_put(packed)
             self._reset_slots()
-            costs[shape.slots, shape.draft_len] = seconds_per_call(
-                functools.partial(self._run, shape, inputs), repeats
-            )
+            costs[shape.slots, shape.draft_len] = seconds_per_call(functools.partial(self._run, shape, inputs), repeats)
         self._reset_slots()
         return costs
 
     def launch(self, decision: Decision, inputs: jax.Array) -> Launch:
         """Dispatches a step and starts the copy of its outputs to the host; returns at once."""
         outputs = self._run(decision.shape, inputs)
-        for array in jax.tree.leaves(outputs):
-            array.copy_to_host_async()
+        outputs.small_BX.copy_to_host_async()
+        if decision.wants_logprobs:
+            for array in jax.tree.leaves(outputs.logprobs):
+                array.copy_to_host_async()
         return Launch(decision, outputs)
 
     def lower(self, shape: Shape) -> Any:
         """The lowered program of a shape, for memory and collective checks."""
         return self._jit(shape).lower(self._weights, self._state, self._idle_inputs(shape))
 
-    def _run(self, shape: Shape, inputs: jax.Array) -> StepOutputs:
+    def _run(self, shape: Shape, inputs: jax.Array) -> PackedOutputs:
         step = self._steps.get(shape)
         if step is None:
             raise InvariantError(f"{shape} is not in the grid compiled at start")
@@ -98,9 +109,10 @@ class Launcher:
     def _jit(self, shape: Shape) -> Any:
         step = decode_step if isinstance(shape, StepShape) else prefill_step
 
-        def traced(weights: Weights, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, StepOutputs]:
+        def traced(weights: Weights, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, PackedOutputs]:
             self.num_traces += 1  # runs when traced, never when launched
-            return step(weights, state, packed, program=self._program, shape=shape)  # type: ignore[arg-type]
+            state, outputs = step(weights, state, packed, program=self._program, shape=shape)  # type: ignore[arg-type]
+            return state, outputs.pack()
 
         traced.__name__ = _program_name(shape)
         return jax.jit(traced, donate_argnums=1)
@@ -113,8 +125,9 @@ class Launcher:
         return np.zeros((1, self._batch.prefill_width(shape.chunk)), np.int32)
 
     def _reset_slots(self) -> None:
-        zeros = jnp.zeros_like(self._state.committed_len)
-        self._state = self._state.replace(committed_len=zeros, finished=jnp.zeros_like(self._state.finished))
+        num_slots = self._config.max_num_seqs
+        fresh = {"committed_len": np.zeros(num_slots, np.int32), "finished": np.zeros(num_slots, bool)}
+        self._state = self._state.replace(**jax.device_put(fresh, jax.local_devices()[0]))
 
 
 def _program_name(shape: Shape) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mtp_jax.core.types import Logprobs, StepOutputs
+from mtp_jax.core.layout import OutputColumn
+from mtp_jax.core.types import Logprobs, PackedOutputs
 from mtp_jax.engine.decisions import Decision, PrefillDecision
 from mtp_jax.engine.requests import TokenLogprob
 from mtp_jax.engine.results import SlotResult, StepResult
@@ -20,7 +21,7 @@ class Launch:
     """A launch in flight: what it was asked to do, and the buffers its results will be in."""
 
     decision: Decision
-    outputs: StepOutputs
+    outputs: PackedOutputs
 
 
 class Readback:
@@ -63,39 +64,35 @@ def seconds_per_call(call: Callable[[], Any], repeats: int) -> float:
 def _read(launch: Launch) -> StepResult:
     decision, outputs = launch.decision, launch.outputs
     if isinstance(decision, PrefillDecision):
-        rows, wants_logprobs = (0,), (decision.wants_logprobs,)
+        draft_len, rows, wants_logprobs = 0, (0,), (decision.wants_logprobs,)
     else:
+        draft_len = decision.shape.draft_len
         rows = tuple(decided.slot for decided in decision.slots)
         wants_logprobs = tuple(decided.wants_logprobs for decided in decision.slots)
-    small = StepOutputs(
-        **{
-            name: np.asarray(getattr(outputs, name)).tolist()
-            for name in StepOutputs.__dataclass_fields__
-            if name != "logprobs"
-        },
-        logprobs=outputs.logprobs,
-    )
-    logprobs = jax.device_get(outputs.logprobs) if any(wants_logprobs) else None
+    small = np.asarray(outputs.small_BX).tolist()
+    logprobs = jax.device_get(outputs.logprobs) if decision.wants_logprobs else None
     return StepResult(
         decision,
         tuple(
-            _slot_result(small, logprobs if wants else None, row)
+            _slot_result(small[row], draft_len, logprobs if wants else None, row)
             for row, wants in zip(rows, wants_logprobs, strict=True)
         ),
     )
 
 
-def _slot_result(small: StepOutputs, logprobs: Logprobs | None, row: int) -> SlotResult:
-    num_emitted: Any = small.num_emitted[row]
-    tokens: Any = tuple(small.tokens_BE[row][:num_emitted])
+def _slot_result(columns: list[int], draft_len: int, logprobs: Logprobs | None, row: int) -> SlotResult:
+    first_target = len(columns) - (draft_len + 1)
+    first_draft = first_target - draft_len
+    num_fixed = len(OutputColumn)
+    tokens = tuple(columns[num_fixed : num_fixed + columns[OutputColumn.NUM_EMITTED]])
     return SlotResult(
         tokens=tokens,
-        num_accepted=small.num_accepted[row],  # type: ignore[arg-type]
-        num_drafted=small.num_drafted[row],  # type: ignore[arg-type]
-        committed_len=small.committed_len[row],  # type: ignore[arg-type]
-        finished=small.finished[row],  # type: ignore[arg-type]
-        drafts=tuple(small.drafts_BK[row]),  # type: ignore[arg-type]
-        target_tokens=tuple(small.target_tokens_BW[row]),  # type: ignore[arg-type]
+        num_accepted=columns[OutputColumn.NUM_ACCEPTED],
+        num_drafted=columns[OutputColumn.NUM_DRAFTED],
+        committed_len=columns[OutputColumn.COMMITTED_LEN],
+        finished=bool(columns[OutputColumn.FINISHED]),
+        drafts=tuple(columns[first_draft:first_target]),
+        target_tokens=tuple(columns[first_target:]),
         logprobs=() if logprobs is None else _token_logprobs(logprobs, row, tokens),
     )
 
