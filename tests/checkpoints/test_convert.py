@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mtp_jax.checkpoints import CheckpointError, load_model, save_hf_model, save_orbax_model, write_hf
+from mtp_jax.checkpoints import CheckpointError, load_model, restore_weights, save_hf_model, save_orbax_model, write_hf
+from mtp_jax.models.params import get
 from tests.checkpoints.support import (
     GOLDEN_NAMES,
     GOLDENS,
@@ -47,6 +48,10 @@ def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
     num_bytes = sum(file.stat().st_size for file in (tmp_path / "orbax").rglob("*") if file.is_file())
     assert num_bytes < 1.1 * sum(array.nbytes for array in tensors.values())
     assert load_model(tmp_path / "orbax").dtype == "bfloat16"
+    # What is stored, not what loading makes of it: float32 copies would compress to the same size and be cast back.
+    family = load_model(tmp_path / "source").family
+    stored = restore_weights(tmp_path / "orbax")
+    assert {get(stored, spec.path).dtype.name for spec in family.tensors() if spec.dtype is None} == {"bfloat16"}
     save_hf_model(tmp_path / "orbax", tmp_path / "hf")
     assert_same_bits(load_file(tmp_path / "hf" / "model.safetensors"), tensors)
 
