@@ -69,7 +69,7 @@ def _read(launch: Launch) -> StepResult:
         draft_len = decision.shape.draft_len
         rows = tuple(decided.slot for decided in decision.slots)
         wants_logprobs = tuple(decided.wants_logprobs for decided in decision.slots)
-    small = np.asarray(outputs.small_BX).tolist()
+    small = jax.device_get(outputs.small_BX).tolist()  # explicit, so that a guard can forbid all other reads
     logprobs = jax.device_get(outputs.logprobs) if decision.wants_logprobs else None
     return StepResult(
         decision,
