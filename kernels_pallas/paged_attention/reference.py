@@ -1,7 +1,8 @@
 """The oracle, and the path for CPUs: gathers pages a block at a time, float32 softmax kept online over the blocks.
 
 Blocks end where the longest slot ends, so cost follows lengths and not the width of the page table (`../NOTES.md` has
-the figures). A block that a row does not attend leaves the row's sums as they were.
+the figures). A block that a row does not attend leaves the row's sums as they were. On a
+CPU a row of a chain has the same bits whatever the number of rows and slots of the call.
 """
 
 from typing import NamedTuple
@@ -80,10 +81,13 @@ def paged_attention_reference(
         top_BGWJ = jnp.maximum(sums.top_BGWJ, jnp.max(scores, axis=-1))
         weights = jnp.where(attended_BGWJS, jnp.exp(scores - top_BGWJ[..., None]), 0.0)
         decay_BGWJ = jnp.exp(sums.top_BGWJ - top_BGWJ)
+        # A product, not jnp.sum: on CPUs that one adds in another order when there are few rows.
+        ones_S = jnp.ones(block_len, jnp.float32)
+        block_total_BGWJ = jnp.einsum("bgwjs,s->bgwj", weights, ones_S, precision=lax.Precision.HIGHEST)
         out_BGWJE = jnp.einsum("bgwjs,bsge->bgwje", weights, v_BSGE, precision=lax.Precision.HIGHEST)
         return _Sums(
             top_BGWJ,
-            sums.total_BGWJ * decay_BGWJ + jnp.sum(weights, axis=-1),
+            sums.total_BGWJ * decay_BGWJ + block_total_BGWJ,
             sums.out_BGWJE * decay_BGWJ[..., None] + out_BGWJE,
             met_nonfinite_BW,
         )
