@@ -1,0 +1,1 @@
+"""The host side: queues, pages, slots, decisions, launches, late results. The only mutable objects."""

@@ -7,7 +7,7 @@ from mtp_jax.core.shapes import PrefillShape, StepShape
 
 @dataclass(frozen=True)
 class SlotDecision:
-    """One slot's part in a decode launch. `pages` are those it holds at launch; the reservation is for `draft_cap + 1`."""
+    """One slot's part in a decode launch. `num_pages` it holds at launch; reserved are `draft_cap + 1` positions."""
 
     slot: int
     admission: int

@@ -17,7 +17,7 @@ from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.core.types import DecodeState, PackedOutputs
 from mtp_jax.engine.batch import BatchBuilder
 from mtp_jax.engine.decisions import Decision
-from mtp_jax.engine.readback import Launch, seconds_per_call, wait_until_done
+from mtp_jax.engine.readback import Launch, fastest_in_turns, start_copy, wait_until_done
 from mtp_jax.models.api import Weights
 from mtp_jax.step.decode import decode_step
 from mtp_jax.step.prefill import prefill_step
@@ -69,31 +69,22 @@ class Launcher:
         for shape in shapes:
             wait_until_done(self._run(shape, jax.device_put(self._idle_inputs(shape))))
 
-    def measure_step_costs(self, repeats: int = 5) -> dict[tuple[int, int], float]:
+    def measure_step_costs(self, rounds: int = 10) -> dict[tuple[int, int], float]:
         """Seconds of one step by (slots, draft length), every slot of the bucket live, on the null page.
 
         To be called after `warm` and before the first request: it leaves lengths behind that a prefill overwrites.
         """
-        costs = {}
-        for shape in self._grid.all_steps():
-            packed = self._idle_inputs(shape)
-            packed[:, Column.LIVE] = 1
-            packed[:, Column.DRAFT_CAP] = shape.draft_len
-            packed[:, Column.LIMIT] = self._config.max_model_len - 1
-            inputs = jax.device_put(packed)
-            self._reset_slots()
-            costs[shape.slots, shape.draft_len] = seconds_per_call(functools.partial(self._run, shape, inputs), repeats)
+        shapes = self._grid.all_steps()
+        fastest = fastest_in_turns([functools.partial(self._run_full, shape) for shape in shapes], rounds)
         self._reset_slots()
-        return costs
+        return {(shape.slots, shape.draft_len): seconds for shape, seconds in zip(shapes, fastest, strict=True)}
 
     def launch(self, decision: Decision, inputs: jax.Array) -> Launch:
         """Dispatches a step and starts the copy of its outputs to the host; returns at once."""
         outputs = self._run(decision.shape, inputs)
-        outputs.small_BX.copy_to_host_async()
-        if decision.wants_logprobs:
-            for array in jax.tree.leaves(outputs.logprobs):
-                array.copy_to_host_async()
-        return Launch(decision, outputs)
+        launch = Launch(decision, outputs)
+        start_copy(launch)
+        return launch
 
     def lower(self, shape: Shape) -> Any:
         """The lowered program of a shape, for memory and collective checks."""
@@ -105,6 +96,17 @@ class Launcher:
             raise InvariantError(f"{shape} is not in the grid compiled at start")
         self._state, outputs = step(self._weights, self._state, inputs)
         return outputs
+
+    def _run_full(self, shape: StepShape) -> Callable[[], PackedOutputs]:
+        """A step of this shape, ready to be called, in which every slot of the bucket drafts and verifies."""
+        packed = self._idle_inputs(shape)
+        packed[:, Column.LIVE] = 1
+        packed[:, Column.DRAFT_CAP] = shape.draft_len
+        packed[:, Column.LIMIT] = self._config.max_model_len - 1
+        inputs = jax.device_put(packed)
+        self._reset_slots()
+        wait_until_done((self._state, inputs))
+        return functools.partial(self._run, shape, inputs)
 
     def _jit(self, shape: Shape) -> Any:
         step = decode_step if isinstance(shape, StepShape) else prefill_step
