@@ -6,6 +6,7 @@ experts that got less than their share of the batch and down for the others. A v
 """
 
 from dataclasses import dataclass, field, fields
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.models.api import ModelFamily, Weights
-from mtp_jax.models.decoder import DecoderModule, MtpDecoder
+from mtp_jax.models.decoder import DecoderLayer, DecoderModule, MtpDecoder
 from mtp_jax.models.experts import through_all
 from mtp_jax.models.moe import Moe, MoeConfig, route
 from mtp_jax.ops.sharding import Parallel
@@ -83,9 +84,9 @@ class _WatchedDecoder(MtpDecoder):
         return module
 
 
-def _watch(layer: nnx.Module, path: str, record: RoutingRecord) -> None:
+def _watch(layer: DecoderLayer, path: str, record: RoutingRecord) -> None:
     if isinstance(layer.ffn, Moe):
-        layer.ffn = _WatchedMoe(layer.ffn, path, record)
+        layer.ffn = cast(Moe, _WatchedMoe(layer.ffn, path, record))  # called alike
 
 
 class _WatchedMoe(nnx.Module):

@@ -124,7 +124,8 @@ def make_train_step(
 
 
 def _flat(weights: Weights) -> Flat:
-    return traverse_util.flatten_dict(dict(weights), sep=".")
+    flat: Any = traverse_util.flatten_dict(dict(weights), sep=".")
+    return flat
 
 
 def _nested(flat: Flat) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def test_an_epoch_visits_each_window_once_and_the_next_epoch_differs():
         assert (np.diff(rows, axis=1) == 1).all()
         assert len(np.unique(rows)) == rows.size
         assert rows.size > 0.98 * (4000 - 20)
-    assert not np.array_equal(*epochs)
+    assert not np.array_equal(epochs[0], epochs[1])
 
 
 def test_too_little_data_is_refused():
