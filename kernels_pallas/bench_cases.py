@@ -1,0 +1,146 @@
+"""What the kernel benchmark runs: shapes, lengths and tile configurations by name."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape with one tile configuration. `tile` holds (field, value) pairs that differ from the default."""
+
+    name: str
+    kind: str  # "check" | "time" | "ceilings"
+    num_slots: int = 64
+    num_rows: int = 1
+    num_q_heads: int = 32
+    num_kv_heads: int = 8
+    k_channels: int = 128
+    v_channels: int = 128
+    page_size: int = 64
+    context: int = 4096
+    lengths: str = "uniform"  # "uniform" | "ragged" | "edges"
+    is_latent: bool = False
+    is_tree: bool = False
+    dtype: str = "bfloat16"
+    tile: tuple[tuple[str, int], ...] = ()
+
+
+_GQA = Case("", "time")
+_MLA16 = Case("", "time", num_q_heads=16, num_kv_heads=1, k_channels=576, v_channels=512, is_latent=True)
+_MLA128 = replace(_MLA16, num_q_heads=128)
+
+_SHAPES = {
+    "gqa W1": _GQA,
+    "gqa W4": replace(_GQA, num_rows=4),
+    "gqa W1 ragged": replace(_GQA, lengths="ragged"),
+    "gqa W4 ragged": replace(_GQA, num_rows=4, lengths="ragged"),
+    "gqa W1 page16": replace(_GQA, page_size=16),
+    "gqa W1 batch1 32k": replace(_GQA, num_slots=1, context=32768),
+    "mla16 W1": _MLA16,
+    "mla16 W4": replace(_MLA16, num_rows=4),
+    "mla16 W4 ragged": replace(_MLA16, num_rows=4, lengths="ragged"),
+    "mla16 W4 page16": replace(_MLA16, num_rows=4, page_size=16),
+    "mla128 W1": _MLA128,
+    "mla128 W4": replace(_MLA128, num_rows=4),
+    "mla128 W1 ragged": replace(_MLA128, lengths="ragged"),
+}
+
+_VARIANTS: dict[str, list[tuple[tuple[str, int], ...]]] = {
+    "gqa W1": [(("block", 128), ("num_stages", 2)), (("num_stages", 3),)],
+    "gqa W4": [(("block", 128), ("num_stages", 2))],
+    "gqa W1 ragged": [(("overhead", 0),), (("overhead", 3),)],
+    "gqa W1 batch1 32k": [(("block", 128), ("num_stages", 2))],
+    "mla16 W1": [(("overhead", 0),)],
+    "mla16 W4": [(("overhead", 3),)],
+}
+
+
+def _timed() -> list[Case]:
+    cases = [Case("ceilings", "ceilings")]
+    for name, shape in _SHAPES.items():
+        cases.append(replace(shape, name=name))
+    for name, tiles in _VARIANTS.items():
+        for tile in tiles:
+            suffix = " ".join(f"{field}={value}" for field, value in tile)
+            cases.append(replace(_SHAPES[name], name=f"{name} {suffix}", tile=tile))
+    return cases
+
+
+_CHECK = Case("", "check", num_slots=12, context=700, lengths="edges")
+
+CHECKS: list[Case] = [
+    replace(_CHECK, name="check gqa W1 page16", page_size=16),
+    replace(_CHECK, name="check gqa W4 page64", num_rows=4),
+    replace(_CHECK, name="check gqa W8 page128 tree", num_rows=8, page_size=128, is_tree=True),
+    replace(_CHECK, name="check gqa W3 page32 tree", num_rows=3, page_size=32, is_tree=True),
+    replace(_CHECK, name="check mha W2 64ch", num_rows=2, num_q_heads=4, num_kv_heads=4, k_channels=64, v_channels=64),
+    replace(
+        _CHECK,
+        name="check gqa W5 256ch block128",
+        num_rows=5,
+        k_channels=256,
+        v_channels=256,
+        num_kv_heads=4,
+        tile=(("block", 128), ("num_stages", 1)),
+    ),
+    replace(_CHECK, name="check gqa W6 group16", num_rows=6, num_kv_heads=2),
+    replace(_MLA16, name="check mla16 W1", kind="check", num_slots=12, context=700, lengths="edges"),
+    replace(
+        _MLA16,
+        name="check mla16 W4 page16",
+        kind="check",
+        num_slots=12,
+        context=700,
+        lengths="edges",
+        num_rows=4,
+        page_size=16,
+    ),
+    replace(
+        _MLA16,
+        name="check mla16 W7 page32 tree",
+        kind="check",
+        num_slots=12,
+        context=700,
+        lengths="edges",
+        num_rows=7,
+        page_size=32,
+        is_tree=True,
+    ),
+    replace(
+        _MLA128,
+        name="check mla128 W2 page128",
+        kind="check",
+        num_slots=12,
+        context=700,
+        lengths="edges",
+        num_rows=2,
+        page_size=128,
+    ),
+    replace(
+        _MLA16,
+        name="check latent 192/128 W5",
+        kind="check",
+        num_slots=12,
+        context=700,
+        lengths="edges",
+        num_rows=5,
+        num_q_heads=4,
+        k_channels=192,
+        v_channels=128,
+    ),
+    replace(
+        _MLA16,
+        name="check latent 192/128 W5 float32",
+        kind="check",
+        num_slots=12,
+        context=700,
+        lengths="edges",
+        num_rows=5,
+        num_q_heads=4,
+        k_channels=192,
+        v_channels=128,
+        dtype="float32",
+    ),
+    replace(_CHECK, name="check gqa W3 page16 tree float32", num_rows=3, page_size=16, is_tree=True, dtype="float32"),
+]
+TIMES: list[Case] = _timed()
+CASES: dict[str, Case] = {case.name: case for case in [*CHECKS, *TIMES]}

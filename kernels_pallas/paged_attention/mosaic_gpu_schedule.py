@@ -1,0 +1,160 @@
+"""The work list of the Hopper kernels: every block of context of every slot, cut into equal shares for the CTAs.
+
+An *item* is one output tile: a slot, a key head, and up to 64 packed query rows. Item t covers `num_blocks` blocks of
+context, preceded by `overhead` blocks that stand for the fixed cost of starting an item. All items of all live slots
+laid end to end form one line; CTA i owns `share` consecutive blocks of it, so contexts of any lengths load the CTAs
+equally, and an item is cut at most once per CTA. Nothing here is known before the lengths are: each CTA walks the
+lengths itself, which costs less than a launch of its own.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+TILE = 64
+"""Rows of a matrix-unit tile: the most packed query rows that an item holds."""
+
+_UNROLL = 8  # lengths are read in groups: one group's loads are in flight together
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The static sizes of a call, in the kernels' own units."""
+
+    num_slots: int
+    num_rows: int  # W
+    group: int  # query heads per key head
+    num_kv_heads: int
+    k_channels: int
+    v_channels: int
+    page_size: int
+    pages_per_slot: int
+    num_pages: int
+    tile_rows: int  # packed query rows an item holds: a multiple of 8, at most 64
+    num_row_tiles: int
+    is_latent: bool
+    block: int  # positions a compute step takes
+    num_stages: int  # blocks in flight
+    overhead: int  # blocks that starting an item costs
+    min_share: int  # fewest blocks worth a CTA
+    num_ctas: int
+
+    @property
+    def items_per_slot(self) -> int:
+        return self.num_kv_heads * self.num_row_tiles
+
+    @property
+    def num_items(self) -> int:
+        return self.num_slots * self.items_per_slot
+
+    @property
+    def num_positions(self) -> int:
+        return self.page_size * self.pages_per_slot
+
+
+def num_blocks(layout: Layout, committed_len: jax.Array) -> jax.Array:
+    """Blocks that hold a position some row attends; 0 for a dead slot."""
+    end = jnp.minimum(committed_len + layout.num_rows, layout.num_positions)
+    return jnp.where(committed_len >= 0, lax.div(end + (layout.block - 1), layout.block), 0)
+
+
+def item_len(layout: Layout, committed_len: jax.Array) -> jax.Array:
+    """An item's length on the line: its blocks and the overhead; 0 for a dead slot."""
+    blocks = num_blocks(layout, committed_len)
+    return jnp.where(blocks > 0, blocks + layout.overhead, 0)
+
+
+def _fold_slots(layout: Layout, lens_ref, step, init):
+    """Folds `step(slot, line length of the slot's items, carry)` over the slots."""
+    full = layout.num_slots // _UNROLL * _UNROLL
+
+    def group(index, carry):
+        first = index * _UNROLL
+        lens = [lens_ref[first + i] for i in range(_UNROLL)]
+        for i in range(_UNROLL):
+            carry = step(first + i, item_len(layout, lens[i]) * layout.items_per_slot, carry)
+        return carry
+
+    carry = lax.fori_loop(0, full // _UNROLL, group, init) if full else init
+    for slot in range(full, layout.num_slots):
+        carry = step(jnp.int32(slot), item_len(layout, lens_ref[slot]) * layout.items_per_slot, carry)
+    return carry
+
+
+def share_of(layout: Layout, lens_ref) -> jax.Array:
+    """Blocks of the line that each CTA owns."""
+    total = _fold_slots(layout, lens_ref, lambda _, length, carry: carry + length, jnp.int32(0))
+    share = lax.div(total + (layout.num_ctas - 1), layout.num_ctas)
+    return jnp.maximum(share, layout.min_share)
+
+
+def locate(layout: Layout, lens_ref, place: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The item that covers a place on the line: (item, where the item starts, length of the line)."""
+
+    def step(slot, length, carry):
+        end, found_slot, found_start = carry
+        is_here = (place >= end) & (place < end + length)
+        return (
+            end + length,
+            jnp.where(is_here, slot, found_slot),
+            jnp.where(is_here, end, found_start),
+        )
+
+    zero = jnp.int32(0)
+    total, slot, start = _fold_slots(layout, lens_ref, step, (zero, zero, zero))
+    length = jnp.maximum(item_len(layout, lens_ref[slot]), 1)
+    sub = jnp.minimum(lax.div(place - start, length), layout.items_per_slot - 1)
+    return slot * layout.items_per_slot + sub, start + sub * length, total
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one CTA does of one item: blocks `first`..`last` - 1 of context for slot, head and row tile."""
+
+    item: jax.Array
+    slot: jax.Array
+    kv_head: jax.Array
+    row_tile: jax.Array
+    committed_len: jax.Array
+    first: jax.Array
+    last: jax.Array
+    first_cta: jax.Array  # the CTA that holds the item's first block ...
+    last_cta: jax.Array  # ... and the one that holds its last
+
+
+def for_each_part(layout: Layout, lens_ref, cta: jax.Array, body, init: jax.Array) -> jax.Array:
+    """Runs `body(part, carry) -> carry` for the parts that the CTA owns, in order. `init` is a scalar int32."""
+    share = share_of(layout, lens_ref)
+    begin = cta * share
+    item, start, total = locate(layout, lens_ref, begin)
+    end = jnp.minimum(begin + share, total)
+    start = jnp.where(begin < total, start, total)  # a CTA past the end of the line owns nothing
+
+    def is_mine(state):
+        return state[1] < end
+
+    def step(state):
+        item, start, carry = state
+        slot = lax.div(item, layout.items_per_slot)
+        sub = item - slot * layout.items_per_slot
+        committed_len = lens_ref[slot]
+        blocks = num_blocks(layout, committed_len)
+        context = start + layout.overhead  # where the item's context starts on the line
+        part = Part(
+            item=item,
+            slot=slot,
+            kv_head=lax.div(sub, layout.num_row_tiles),
+            row_tile=lax.rem(sub, layout.num_row_tiles),
+            committed_len=committed_len,
+            first=jnp.clip(begin - context, 0, blocks),
+            last=jnp.clip(end - context, 0, blocks),
+            first_cta=lax.div(context, share),
+            last_cta=lax.div(context + jnp.maximum(blocks, 1) - 1, share),
+        )
+        carry = lax.cond(part.first < part.last, lambda c: body(part, c), lambda c: c, carry)
+        next_item = jnp.where(blocks > 0, item + 1, (slot + 1) * layout.items_per_slot)
+        return next_item, start + item_len(layout, committed_len), carry
+
+    return lax.while_loop(is_mine, step, (item, start, init))[2]

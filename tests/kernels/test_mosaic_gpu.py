@@ -1,0 +1,198 @@
+"""The Hopper kernels without a GPU: their arithmetic in Pallas' interpreter, and that they lower for CUDA.
+
+The interpreter runs copies, barriers and warpgroups as they are written, one CTA after the other; it does not know the
+hardware's limits. Lowering for "cuda" does: it ends in the module that the GPU's compiler gets.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas.paged_attention.arg_specs import ArgSpec, make_inputs
+from tests.kernels.oracle import check
+
+plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu", reason="Mosaic GPU needs absl-py")
+if not hasattr(plgpu, "InterpretGPUParams"):
+    pytest.skip(f"jax {jax.__version__} has no public interpreter for Mosaic GPU", allow_module_level=True)
+
+from kernels_pallas.paged_attention import (  # noqa: E402 - needs the module that the line above asks for
+    mosaic_gpu,
+    mosaic_gpu_attend,
+    mosaic_gpu_combine,
+    mosaic_gpu_schedule,
+)
+
+KEY = jax.random.key(3)
+GQA = ArgSpec(8, 2, 64, 64, False, 16, 2, (70, -1, 5, 126), scale=0.3)
+TREE = replace(GQA, page_size=32, num_rows=3, committed_len=(62, 0), tree_parents=(-1, 0, 0))
+LATENT = ArgSpec(16, 1, 128, 64, True, 64, 1, (130, 61), scale=0.3)
+WIDE = ArgSpec(8, 1, 576, 512, True, 128, 1, (66,), scale=0.1)  # two consumer warpgroups
+SPECS = {"gqa": GQA, "tree": TREE, "latent": LATENT, "wide": WIDE}
+
+
+def run(*arrays: jax.Array | None, config, num_ctas: int = 3) -> jax.Array:
+    """The kernels in the interpreter, on so few CTAs that items are cut."""
+    tile = mosaic_gpu.TileConfig(num_stages=2, num_ctas=num_ctas, min_share=1, overhead=1)
+    interpret = plgpu.InterpretGPUParams()
+    return mosaic_gpu.paged_attention_gpu(*arrays, config=config, tile=tile, interpret=interpret)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_bfloat16(name: str) -> None:
+    check(run, SPECS[name], make_inputs(SPECS[name], KEY))
+
+
+@pytest.mark.parametrize("spec", [replace(TREE, dtype="float32"), replace(LATENT, dtype="float32", num_q_heads=2)])
+def test_float32(spec: ArgSpec) -> None:
+    check(run, spec, make_inputs(spec, KEY))
+
+
+def test_a_nan_value_reaches_the_rows_that_attend_it_only() -> None:
+    spec = replace(GQA, committed_len=(5,), num_q_heads=2, num_kv_heads=1)
+    inputs = make_inputs(spec, KEY)
+    page = inputs.page_table_BP[0, 0]
+    poisoned = inputs._replace(v_pages_NZGE=inputs.v_pages_NZGE.at[page, 6].set(jnp.nan))  # the second row's own
+    out_BWHE = np.asarray(run(*poisoned, config=spec.config("mosaic_gpu"), num_ctas=1).astype(jnp.float32))
+    assert np.isfinite(out_BWHE[:, 0]).all()
+    assert np.isnan(out_BWHE[:, 1]).all()
+
+
+def test_parts_of_peaked_rows_are_weighed_by_their_sums() -> None:
+    spec = replace(LATENT, scale=4.0)
+    check(functools.partial(run, num_ctas=5), spec, make_inputs(spec, KEY))
+
+
+# --- the work list, in plain numbers
+
+
+@pytest.mark.parametrize("num_ctas", [1, 3, 7, 50])
+@pytest.mark.parametrize("lens", [(0, 5, -1, 700, 63), (64, 64, 64), (-1, -1), (1000,), (-1, 3) * 9])
+def test_the_work_list_covers_every_block_once(lens: tuple[int, ...], num_ctas: int) -> None:
+    spec = replace(GQA, committed_len=lens)
+    tile = mosaic_gpu.TileConfig(num_ctas=num_ctas, min_share=2)
+    layout = mosaic_gpu.make_layout(spec.problem(), spec.num_pages, tile)
+    covered = np.zeros((layout.num_items, 64), int)
+    shares = []
+    lens_B = jnp.array(lens, jnp.int32)
+    for cta in range(num_ctas):
+        seen: list[tuple[int, int, int]] = []
+
+        def note(part: mosaic_gpu_schedule.Part, carry, seen=seen, cta=cta):
+            seen.append((int(part.item), int(part.first), int(part.last)))
+            assert int(part.first_cta) <= cta <= int(part.last_cta)
+            return carry
+
+        with jax.disable_jit():
+            mosaic_gpu_schedule.for_each_part(layout, lens_B, jnp.int32(cta), note, jnp.int32(0))
+        for item, first, last in seen:
+            covered[item, first:last] += 1
+        shares.append(sum(last - first for _, first, last in seen))
+    for item in range(layout.num_items):
+        length = lens[item // layout.items_per_slot]
+        blocks = -(-(length + spec.num_rows) // tile.block) if length >= 0 else 0
+        assert covered[item].tolist() == [1] * blocks + [0] * (64 - blocks)
+    assert max(shares) <= max(2, -(-(sum(shares) + tile.overhead * layout.num_items) // num_ctas))
+
+
+# --- what the hardware's compiler is given
+
+
+def lower(spec: ArgSpec) -> str:
+    inputs = make_inputs(spec, KEY)
+    attention = functools.partial(mosaic_gpu.paged_attention_gpu, config=spec.config("mosaic_gpu"))
+    return jax.jit(attention).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    "spec", [GQA, TREE, WIDE, replace(TREE, dtype="float32")], ids=["gqa", "tree", "wide", "exact"]
+)
+def test_lowers_for_cuda_to_the_kernel_and_nothing_else(spec: ArgSpec) -> None:
+    text = lower(spec)
+    assert text.count("@mosaic_gpu_v2") == (1 if spec.dtype == "float32" else 2)
+    assert "stablehlo.dot" not in text
+    assert "stablehlo.gather" not in text
+
+
+# --- what it cannot do
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"page_size": 8}, "pages hold 8"),
+        ({"page_size": 256}, "pages hold 256"),
+        ({"k_channels": 80, "v_channels": 80}, "multiples of 64"),
+        ({"v_channels": 1024, "k_channels": 1024}, "1024 value channels"),
+        ({"num_rows": 33}, "33 query rows"),
+        ({"k_channels": 512, "v_channels": 512}, "512 key channels"),
+    ],
+)
+def test_says_what_it_cannot_do(change: dict[str, object], reason: str) -> None:
+    assert reason in (mosaic_gpu.supports(replace(GQA, **change).problem()) or "")
+
+
+@pytest.mark.parametrize("spec", [*SPECS.values(), replace(LATENT, dtype="float32", k_channels=192, v_channels=128)])
+def test_says_what_it_can_do(spec: ArgSpec) -> None:
+    assert mosaic_gpu.supports(spec.problem()) is None
+
+
+# --- faults that the tests above would find
+
+
+class _NoWait:
+    """Mosaic GPU in which nobody waits for keys."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(plgpu, name)
+
+    def barrier_wait(self, barrier: object) -> None:
+        if getattr(barrier, "ref", barrier).dtype.num_arrivals != 4:  # pages of a block
+            plgpu.barrier_wait(barrier)
+
+
+def _without_last_part(original):
+    def merge(layout, high, low, lse, first, last, row):
+        return original(layout, high, low, lse, first, last - 1, row)
+
+    return merge
+
+
+MUTANTS = {
+    "pages swapped in pairs": (mosaic_gpu_attend, "_aligned", lambda start, rows: start ^ rows),
+    "last block not read": (
+        mosaic_gpu_schedule,
+        "num_blocks",
+        lambda layout, length: jnp.where(length >= 0, (length + layout.num_rows) // layout.block, 0),
+    ),
+    "last part not merged": (mosaic_gpu_combine, "_merge_row", _without_last_part(mosaic_gpu_combine._merge_row)),
+    "rows attend one position less": (
+        mosaic_gpu_attend._Consumer,
+        "visible",
+        lambda self, part, block, original=mosaic_gpu_attend._Consumer.visible: original(
+            self, replace(part, committed_len=part.committed_len - 1), block
+        ),
+    ),
+    "nobody waits for keys": (mosaic_gpu_attend, "plgpu", _NoWait()),
+}
+
+
+@pytest.fixture
+def interpreter_reset() -> Iterator[None]:
+    """A fault may leave the interpreter in the middle of a kernel."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, interpreter_reset: None) -> None:
+    owner, attribute, fault = MUTANTS[name]
+    spec = replace(GQA, committed_len=(70, 5), num_q_heads=4)
+    monkeypatch.setattr(owner, attribute, fault)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(run, spec, make_inputs(spec, KEY))
