@@ -60,8 +60,21 @@ def write_kv(
     addresses: tuple[Int[Array, "B W"], Int[Array, "B W"]],
 ) -> LayerKV:
     """The pool with the rows' keys and values at `addresses` (from `page_addresses`)."""
-    k_pages = layer_kv.k_pages.at[addresses].set(k_BWGC.astype(layer_kv.k_pages.dtype), mode="drop")
+    k_pages = _set_rows(layer_kv.k_pages, k_BWGC, addresses)
     if v_BWGE is None or layer_kv.v_pages is None:
         return LayerKV(k_pages=k_pages, v_pages=layer_kv.v_pages)
-    v_pages = layer_kv.v_pages.at[addresses].set(v_BWGE.astype(layer_kv.v_pages.dtype), mode="drop")
-    return LayerKV(k_pages=k_pages, v_pages=v_pages)
+    return LayerKV(k_pages=k_pages, v_pages=_set_rows(layer_kv.v_pages, v_BWGE, addresses))
+
+
+def _set_rows(
+    pages_NZGC: Float[Array, "N Z G C"],
+    rows_BWGC: Float[Array, "B W G C"],
+    addresses: tuple[Int[Array, "B W"], Int[Array, "B W"]],
+) -> Float[Array, "N Z G C"]:
+    """The pool with the rows in place; updated, not copied, where the step donates it."""
+    if rows_BWGC.shape[:2] == (1, 1):
+        # XLA makes a dynamic-update-slice of a scatter of one row, and copies the whole pool before it on a CPU. The
+        # same row twice stays a scatter, which works in place.
+        rows_BWGC = jnp.repeat(rows_BWGC, 2, axis=1)
+        addresses = (jnp.repeat(addresses[0], 2, axis=1), jnp.repeat(addresses[1], 2, axis=1))
+    return pages_NZGC.at[addresses].set(rows_BWGC.astype(pages_NZGC.dtype), mode="drop")
