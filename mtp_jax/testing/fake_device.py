@@ -247,7 +247,9 @@ class HostModel:
 
     def _reconcile(self, result: StepResult) -> None:
         for progress in self.scheduler.reconcile(result):
-            _require(progress.request_id in self.requests, f"request {progress.request_id} left, and was heard of again")
+            _require(
+                progress.request_id in self.requests, f"request {progress.request_id} left, and was heard of again"
+            )
             if progress.finish_reason is not None:
                 self.finished[progress.request_id] = progress
                 self._check_finished(progress, self.requests[progress.request_id])

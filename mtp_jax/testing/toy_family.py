@@ -105,7 +105,7 @@ class ToyFamily:
         hash_BWC = position_hash(tokens_BW, positions_BW)
         sums, new_kv = [], []
         for layer_kv in kv:
-            sum_BWC, layer_kv = self._attended_sum(layer_kv, hash_BWC, positions_BW, attend)  # noqa: PLW2901
+            sum_BWC, layer_kv = self._attended_sum(layer_kv, hash_BWC, positions_BW, attend)
             sums.append(sum_BWC)
             new_kv.append(layer_kv)
         # Layers agree on a sound cache; where one does not, the result is spoiled and the test sees it.

@@ -30,9 +30,7 @@ def test_b01_zero_draft_near_the_limit(engine: Engine, draft_len: int, near_limi
     for distance, depth in itertools.product(range(1, KMAX + 3), range(3)):
         prompt = tuple(position * 11 % 29 for position in range(longest - distance))
         one = request("a", prompt, temperature=0.0, max_tokens=64)
-        running = restart(
-            engine, policy=ScriptedDraftLen((draft_len,)), readback_depth=depth, near_limit=near_limit
-        )
+        running = restart(engine, policy=ScriptedDraftLen((draft_len,)), readback_depth=depth, near_limit=near_limit)
         poison(running)
         run = run_plan(running, [one])
         assert_plain(running, [one], run)
@@ -107,7 +105,9 @@ def prompt_whose_drafts_are_right(engine: Engine, count: int) -> tuple[int, ...]
 
 
 @given(prompt=prompts(29, max_len=40), max_tokens=st.integers(1, 60), depth=st.integers(0, 2))
-def test_bug_b152_no_draft_for_a_row_that_needs_one_token_more(prompt: tuple[int, ...], max_tokens: int, depth: int) -> None:
+def test_bug_b152_no_draft_for_a_row_that_needs_one_token_more(
+    prompt: tuple[int, ...], max_tokens: int, depth: int
+) -> None:
     running = restart(THREE_SLOTS(), readback_depth=depth)
     one = request("a", prompt, temperature=0.0, max_tokens=max_tokens)
     last = run_plan(running, [one]).finished["a"]

@@ -115,9 +115,7 @@ def cap_is_the_whole_draft_len(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Scheduler,
         "_reserve",
-        lambda self, slot, cap: (
-            None if reserve(self, slot, cap) is None else self.config.max_draft_len
-        ),
+        lambda self, slot, cap: None if reserve(self, slot, cap) is None else self.config.max_draft_len,
     )
 
 

@@ -1,13 +1,16 @@
 """Draft-length schedules: zeros, jumps and endings change what a step costs, and nothing else."""
 
 import dataclasses
+from collections.abc import Callable
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtp_jax.engine.decisions import StepDecision
+from mtp_jax.engine.decisions import Decision, StepDecision
 from mtp_jax.engine.engine import Engine
+from mtp_jax.engine.readback import Launch
 from mtp_jax.engine.requests import Progress, Request
 from mtp_jax.testing.driving import run_plan
 from mtp_jax.testing.engines import restart
@@ -25,22 +28,22 @@ def serve(engine: Engine, one: Request, *wishes: int, depth: int = 1) -> Progres
     return run.finished[one.request_id]
 
 
-def test_b05_the_decision_is_made_once() -> None:
+def test_b05_the_decision_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch does is in its record: changing every other source afterwards changes nothing."""
     engine = THREE_SLOTS()
     one = request("a", (3, 1, 4), temperature=0.0, max_tokens=20)
     expected = serve(engine, one, 2, depth=2)
 
     running = restart(engine, policy=ScriptedDraftLen((2,)), readback_depth=2)
-    build = running._build_inputs
+    launch = running.launcher.launch
 
-    def build_after_a_change(decision: object) -> object:
+    def launch_under_another_policy(decision: Decision, inputs: jax.Array) -> Launch:
         running.scheduler.policy = ScriptedDraftLen((0,))
-        inputs = build(decision)  # type: ignore[arg-type]
+        launched = launch(decision, inputs)
         running.scheduler.policy = ScriptedDraftLen((2,))
-        return inputs
+        return launched
 
-    running._build_inputs = build_after_a_change  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(running.launcher, "launch", launch_under_another_policy)
     changed = run_plan(running, [one]).finished["a"]
     assert changed.state.records == expected.state.records
     assert changed.state.metrics.draft_lens == expected.state.metrics.draft_lens
@@ -73,11 +76,11 @@ def test_bug_b70_every_change_of_length(pattern: tuple[int, ...], depth: int, te
     serve(THREE_SLOTS(), one, *pattern * 8, depth=depth)
 
 
-@pytest.mark.parametrize("engine", [THREE_SLOTS, PAGES_OF_16], ids=["recursive", "one layer per position"])
+@pytest.mark.parametrize("build", [THREE_SLOTS, PAGES_OF_16], ids=["recursive", "one layer per position"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_b17_draft_cache_has_no_holes(engine: Engine, temperature: float) -> None:
+def test_b17_draft_cache_has_no_holes(build: Callable[[], Engine], temperature: float) -> None:
     """After zero steps the same text gets the same drafts, and so the same acceptance, as without them."""
-    engine = engine()  # type: ignore[operator]
+    engine = build()
     for first in range(12):
         one = request("a", (first, 3, 3), temperature=temperature, seed=first, max_tokens=34)
         always = {record.committed_len_before: record for record in serve(engine, one, 3).state.records}
