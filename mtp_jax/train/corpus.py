@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from tqdm.auto import tqdm
 
 from mtp_jax.train import data, extract, sources, tokenizer
@@ -159,14 +160,14 @@ def build(out: Path, *, tokenizer_folder: Path | None = None, manifest: Path | N
             shutil.copyfile(tokenizer_folder / name, out / name)
     encode = tokenizer.load(out)
 
-    tokens: dict[str, list[list[int]]] = defaultdict(list)
+    tokens: dict[str, list[np.ndarray]] = defaultdict(list)
     num_tokens: Counter[str] = Counter()
     for start in tqdm(range(0, len(documents), 256), desc="tokens", disable=None):
         batch = documents[start : start + 256]
         for document, encoding in zip(batch, encode.encode_batch([d.text for d in batch]), strict=True):
             part = "code" if document.kind == "code" else "prose"
             file_name = "train" if document.split == "train" else f"heldout-{part}"
-            tokens[file_name].append(encoding.ids)
+            tokens[file_name].append(np.asarray(encoding.ids, np.uint16))  # lists would take gigabytes
             num_tokens[f"{document.source} {document.split}"] += len(encoding.ids)
     report: dict[str, object] = {"vocab_size": encode.get_vocab_size(), "files": {}, "sources": []}
     for file_name, sequences in tokens.items():

@@ -14,7 +14,7 @@ from mtp_jax.core.errors import ConfigError
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
 
 
-def write_tokens(path: Path, sequences: Iterable[Sequence[int]], *, separator: int) -> int:
+def write_tokens(path: Path, sequences: Iterable[Sequence[int] | np.ndarray], *, separator: int) -> int:
     """Writes token sequences, each with `separator` in front and one at the very end; returns the number of tokens.
 
     The file is xz-compressed little-endian uint16, so ids must be below 65536.
