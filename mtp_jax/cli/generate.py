@@ -28,7 +28,7 @@ from mtp_jax.outputs import RequestOutput
 
 def add_options(parser: Parser) -> None:
     """Declares the command's options."""
-    parser.add_argument("prompt", nargs="?", help="the text to go on from")
+    parser.add_positional("prompt", nargs="?", help="the text to go on from")
     parser.add_argument(
         "--compare",
         action="store_true",

@@ -34,6 +34,8 @@ COMMANDS = {
         "write on from a prompt; --compare also times plain decoding",
     ),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
+    "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
+    "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
     "doctor": ("mtp_jax.cli.doctor", "versions, devices, attention backends, bundled models"),
 }
 """Name on the command line: (module, help). A module is imported when its command is called, and not before."""
@@ -66,7 +68,7 @@ def _run(arguments: list[str]) -> None:
     add_common(parser)
     options = read_options(parser, arguments[len(name.split()) :])
     if options.print_config:
-        print(as_yaml(options), end="")
+        print(as_yaml(parser, options), end="")
         return
     logging.basicConfig(stream=sys.stderr, level=logging.INFO if options.verbose else logging.WARNING)
     command.run(options)

@@ -11,7 +11,7 @@ import yaml
 from mtp_jax.core.config import DRAFT_SAMPLINGS, METHODS, SamplingParams
 from mtp_jax.core.errors import ConfigError
 
-NOT_IN_FILES = frozenset({"config", "print_config", "verbose", "prompt"})
+NOT_IN_FILES = frozenset({"config", "print_config", "verbose"})
 NO_METHOD = "none"
 
 
@@ -20,6 +20,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        self.positionals: set[str] = set()
+
+    def add_positional(self, name: str, **settings: Any) -> None:
+        """Declares an argument without a flag: it belongs on the command line and not into a file of options."""
+        self.positionals.add(name)
+        self.add_argument(name, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help.")
@@ -127,9 +133,9 @@ def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
     if options.config is None:
         return options
     file = Path(options.config)
+    known = file_options(parser, options)
     from_file: list[str] = []
     for name, value in _values_in(file).items():
-        known = vars(options).keys() - NOT_IN_FILES
         dest = str(name).replace("-", "_")
         if dest not in known:
             raise ConfigError(f"{file} has no option {name!r} to set; {parser.prog} takes {', '.join(sorted(known))}.")
@@ -138,10 +144,15 @@ def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
     return parser.parse_args([*from_file, *arguments])
 
 
-def as_yaml(options: Namespace) -> str:
+def file_options(parser: Parser, options: Namespace) -> dict[str, Any]:
+    """The options that a file may set, with their values."""
+    outside = NOT_IN_FILES | parser.positionals
+    return {name: value for name, value in vars(options).items() if name not in outside}
+
+
+def as_yaml(parser: Parser, options: Namespace) -> str:
     """Options in the form that `--config` reads."""
-    values = {name: value for name, value in vars(options).items() if name not in NOT_IN_FILES}
-    return yaml.safe_dump(values, sort_keys=False)
+    return yaml.safe_dump(file_options(parser, options), sort_keys=False)
 
 
 def _values_in(file: Path) -> Mapping[str, Any]:

@@ -17,11 +17,12 @@ ALPHABET = f"{string.ascii_lowercase} .,"
 UseModel = Callable[..., ToyFamily]
 
 
-def save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(ALPHABET)}, unk_token=","))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
 
 
 def toy_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> UseModel:

@@ -1,0 +1,79 @@
+"""`mtp-jax eval-heads`: how often a model would accept its own MTP drafts on a given text, by depth."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+
+from mtp_jax.bench.tables import table
+from mtp_jax.cli.options import Parser
+from mtp_jax.cli.start import Model, load
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.train.data import read_tokens
+from mtp_jax.train.evaluate import evaluate_heads
+
+PACKED = ".xz"
+
+
+def add_options(parser: Parser) -> None:
+    """Declares the command's options."""
+    parser.add_positional("model", nargs="?", default="tiny-mtp", help="bundled name, or a model folder")
+    parser.add_argument("--data", metavar="FILE", help="text, or a packed token file (.tokens.xz)")
+    parser.add_argument("--depths", type=int, default=3, metavar="D", help="drafts a step (default: %(default)s)")
+    parser.add_argument(
+        "--window", type=int, default=512, metavar="N", help="positions a window (default: %(default)s)"
+    )
+    parser.add_argument("--max-windows", type=int, metavar="N", help="windows to use (default: the whole text)")
+    parser.add_argument(
+        "--dtype", default="auto", help="auto (float32 on CPU, else the checkpoint's own), float32, bfloat16"
+    )
+
+
+def run(options: Namespace) -> None:
+    """A table to stdout, one JSON line last."""
+    if options.data is None:
+        raise ConfigError("eval-heads needs --data FILE, a text that the model was not trained on.")
+    for name in ("depths", "window", "max_windows"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+    model = load(options)
+    tokens = _tokens_in(Path(options.data), model)
+    if tokens.max(initial=0) >= model.family.vocab_size:
+        raise ConfigError(
+            f"{options.data} has token id {tokens.max()}; the model's go to {model.family.vocab_size - 1}."
+        )
+    report = evaluate_heads(
+        model.family,
+        model.weights,
+        tokens,
+        depths=options.depths,
+        window=options.window,
+        max_windows=options.max_windows,
+    )
+    columns = {
+        "given all before accepted": report.conditional,
+        "accepted with all before": report.cumulative,
+        "control": report.control,
+        "chance": report.chance,
+    }
+    by_depth = zip(*columns.values(), strict=True)
+    rows = [[str(depth), *(f"{share:.3f}" for share in shares)] for depth, shares in enumerate(by_depth, start=1)]
+    print(table([["depth", *columns], *rows]))
+    print(f"{report.mean_acceptance_length:.2f} tokens a step, over {report.num_steps} steps\n")
+    print(json.dumps({"eval_heads": str(options.model), "data": options.data, **report.as_dict()}))
+
+
+def _tokens_in(file: Path, model: Model) -> np.ndarray:
+    try:
+        if file.suffix == PACKED:
+            return read_tokens(file)
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--data {file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--data {file} is not UTF-8 text.") from error
+    if model.tokenizer is None:
+        raise ConfigError(f"{file} is text and this model has no tokenizer; give a packed token file.")
+    return np.array(model.tokenizer.encode(text).ids, np.int32)
