@@ -1,7 +1,7 @@
 """Queues, admission, preemption, the step decision, reconciliation. Host facts only: no jax, no device values."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mtp_jax.core.config import EngineConfig, FinishReason
 from mtp_jax.core.errors import InvariantError
@@ -21,8 +21,8 @@ class Totals:
     num_drafts: int = 0  # slot-steps that drafted
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    num_draft_tokens_per_pos: list[int] = field(default_factory=list)
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list[int])
+    num_draft_tokens_per_pos: list[int] = field(default_factory=list[int])
     num_slot_steps: int = 0
     num_emitted_tokens: int = 0
     num_preemptions: int = 0
@@ -203,11 +203,13 @@ class Scheduler:
             slot = self.slots.find(decided.slot, decided.admission)
             if slot is None:
                 continue
+            _check_result(slot, decided, slot_result)
             slot.reconciled_decode(decided.draft_cap, len(slot_result.tokens), slot_result.committed_len)
-            self._count(slot, result.decision, decided, slot_result)
             add_per_position(drafted, slot_result.num_drafted)
             add_per_position(accepted, slot_result.num_accepted)
-            progress.append(self._emit(slot, slot_result))
+            outcome = _outcome(slot.state.request, slot_result)
+            self._count(slot, result.decision, decided, outcome.kept)
+            progress.append(self._emit(slot, outcome))
         accepted.extend([0] * (len(drafted) - len(accepted)))
         shape = result.decision.shape
         self.policy = self.policy.update(StepStats(shape.slots, shape.draft_len, tuple(drafted), tuple(accepted)))
@@ -217,15 +219,10 @@ class Scheduler:
         slot = self.slots.find(decision.slot, decision.admission)
         if slot is None or not decision.is_last or slot.pending_token is not None:
             return []
-        return [self._emit(slot, slot_result)]
+        return [self._emit(slot, _outcome(slot.state.request, slot_result))]
 
     def _count(self, slot: Slot, decision: StepDecision, decided: SlotDecision, result: SlotResult) -> None:
         num_drafted, num_accepted = result.num_drafted, result.num_accepted
-        if not 0 <= num_accepted <= num_drafted <= decided.draft_cap or not result.tokens:
-            raise InvariantError(
-                f"slot {slot.index}: {num_accepted} accepted of {num_drafted} drafts, {len(result.tokens)} tokens, "
-                f"under a cap of {decided.draft_cap}"
-            )
         slot.state.metrics.count_step(decision.shape.draft_len, num_drafted, num_accepted)
         totals = self.totals
         totals.num_slot_steps += 1
@@ -249,24 +246,61 @@ class Scheduler:
                 )
             )
 
-    def _emit(self, slot: Slot, result: SlotResult) -> Progress:
-        state = slot.state
-        request = state.request
-        tokens = result.tokens
-        cut = request.watcher.feed(tokens) if request.watcher is not None else None
-        reason: FinishReason | None = None
-        stop_reason: int | str | None = None
-        if cut is not None:
-            tokens, reason, stop_reason = tokens[: cut.num_tokens], FinishReason.STOP, cut.stop_reason
-        elif result.finished:
-            is_stop = tokens[-1] in request.stop_ids
-            reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
-            is_callers = is_stop and tokens[-1] in (request.params.stop_token_ids or ())
-            stop_reason = tokens[-1] if is_callers else None
-        state.tokens.extend(tokens)
-        state.logprobs.extend(result.logprobs[: len(tokens)])
-        self.totals.num_emitted_tokens += len(tokens)
-        if reason is not None:
+    def _emit(self, slot: Slot, outcome: "_Outcome") -> Progress:
+        state, kept = slot.state, outcome.kept
+        state.tokens.extend(kept.tokens)
+        state.logprobs.extend(kept.logprobs)
+        self.totals.num_emitted_tokens += len(kept.tokens)
+        if outcome.finish_reason is not None:
             state.status = RequestStatus.FINISHED
             self._release(slot)
-        return Progress(request.request_id, tokens, state, reason, stop_reason)
+        return Progress(
+            state.request.request_id, kept.tokens, state, outcome.finish_reason, outcome.stop_reason, outcome.error
+        )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What of a slot's result reaches its request, and whether the request ends with it."""
+
+    kept: SlotResult
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+def _outcome(request: Request, result: SlotResult) -> _Outcome:
+    try:
+        cut = request.watcher.feed(result.tokens) if request.watcher is not None else None
+    except Exception as error:  # a caller's code: it fails its own request, not the loop
+        return _Outcome(
+            _first_tokens(result, 0), FinishReason.REJECTED, error=f"The request's watcher raised {error!r}."
+        )
+    if cut is not None:
+        return _Outcome(_first_tokens(result, cut.num_tokens), FinishReason.STOP, cut.stop_reason)
+    if not result.finished:
+        return _Outcome(result)
+    last = result.tokens[-1]
+    if last not in request.stop_ids:
+        return _Outcome(result, FinishReason.LENGTH)
+    is_callers = last in (request.params.stop_token_ids or ())
+    return _Outcome(result, FinishReason.STOP, last if is_callers else None)
+
+
+def _first_tokens(result: SlotResult, num_tokens: int) -> SlotResult:
+    """The result as if the step had ended after that many tokens: what was cut off is in no count and no record."""
+    return replace(
+        result,
+        tokens=result.tokens[:num_tokens],
+        logprobs=result.logprobs[:num_tokens],
+        num_accepted=min(result.num_accepted, num_tokens),
+        committed_len=result.committed_len - len(result.tokens[num_tokens:]),
+    )
+
+
+def _check_result(slot: Slot, decided: SlotDecision, result: SlotResult) -> None:
+    if not 0 <= result.num_accepted <= result.num_drafted <= decided.draft_cap or not result.tokens:
+        raise InvariantError(
+            f"slot {slot.index}: {result.num_accepted} accepted of {result.num_drafted} drafts, "
+            f"{len(result.tokens)} tokens, under a cap of {decided.draft_cap}"
+        )
