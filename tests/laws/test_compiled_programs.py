@@ -60,7 +60,7 @@ def test_each_upload_of_the_loop_is_explicit() -> None:
 
 
 def test_the_guard_would_see_an_implicit_upload() -> None:
-    with jax.transfer_guard_host_to_device("disallow"), pytest.raises(Exception, match="[Dd]isallowed"):
+    with jax.transfer_guard_host_to_device("disallow"), pytest.raises(Exception, match=r"[Dd]isallowed"):
         jax.numpy.add(jax.device_put(np.ones(3, np.float32)), np.ones(3, np.float32))
 
 

@@ -155,3 +155,25 @@ def test_a_watcher_cuts_its_own_request(counts: list[int], depth: int) -> None:
         last = run.finished[one.request_id]
         assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, "the end")
         assert tuple(last.state.tokens) == plain(engine, one).tokens[:count]
+
+
+def test_an_exception_in_one_request_leaves_the_others_right() -> None:
+    """A caller's watcher that raises, at its first token and later: its own request ends, with a sentence."""
+
+    class Raises(CutsAfter):
+        def feed(self, tokens: Sequence[int]) -> Cut | None:
+            if super().feed(tokens) is not None:
+                raise ZeroDivisionError("no text")
+            return None
+
+    for count, depth in itertools.product((1, 2, 5), range(3)):
+        engine = restart(THREE_SLOTS(), readback_depth=depth)
+        batch = [request(str(i), (i, 9), temperature=0.0, max_tokens=18) for i in range(4)]
+        batch[1] = replace(batch[1], watcher=Raises(count))
+        run = run_plan(engine, batch)
+        failed = run.finished["1"]
+        assert failed.finish_reason is FinishReason.REJECTED
+        assert failed.error == "The request's watcher raised ZeroDivisionError('no text')."
+        assert len(failed.state.tokens) < count
+        others = [batch[0], *batch[2:]]
+        assert_plain(engine, others, run)

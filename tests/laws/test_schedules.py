@@ -110,7 +110,7 @@ def test_bug_b64_drafts_after_zeros_are_those_of_a_cold_start(prompt: tuple[int,
 
 @given(schedule=draft_schedules(KMAX), depth=st.integers(0, 2))
 def test_b09_budget_and_truth_agree(schedule: ScriptedDraftLen, depth: int) -> None:
-    """What the scheduler counted is what the device did: lengths of the record, drafts up to the cap, pages reserved."""
+    """What the scheduler counted is what the device did: lengths, drafts up to the cap, pages reserved."""
     running = restart(THREE_SLOTS(), policy=schedule, readback_depth=depth)
     requests = [request(str(i), (i, 5), temperature=0.0, max_tokens=8 + 9 * i) for i in range(3)]
     last = run_plan(running, requests).finished  # check_trace compares pages with writes
