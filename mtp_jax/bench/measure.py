@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mtp_jax.bench.recording import Acceptance, Recorded
@@ -87,14 +87,17 @@ class Timing:
 
 
 def time_in_turns(
-    variants: Mapping[str, Variant], workload: Workload, *, repeats: int, on_run: OnRun = lambda: None
+    variants: dict[str, Variant], workload: Workload, *, repeats: int, on_run: OnRun = lambda: None
 ) -> dict[str, Timing]:
-    """Every variant once untimed, then `repeats` rounds of one run each. `on_run` is called after each run."""
+    """Every variant once untimed, then `repeats` rounds of one run each. `on_run` is called after each run.
+
+    Every other round goes backwards, so that no variant always follows the same one.
+    """
     runs: dict[str, list[Run]] = {name: [] for name in variants}
     policies = {name: variant.policy or variant.llm.engine.scheduler.policy for name, variant in variants.items()}
-    for _ in range(repeats + 1):
-        for name, variant in variants.items():
-            run, policies[name] = run_once(variant.llm, workload, policies[name])
+    for index in range(repeats + 1):
+        for name in reversed(variants) if index % 2 else variants:
+            run, policies[name] = run_once(variants[name].llm, workload, policies[name])
             runs[name].append(run)
             on_run()
     return {name: Timing(tuple(all_runs[1:])) for name, all_runs in runs.items()}
