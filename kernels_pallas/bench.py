@@ -20,7 +20,7 @@ from kernels_pallas.bench_cases import CHECKS, TIMES, Case
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the cases that the arguments name; 0 if none failed."""
-    parser = argparse.ArgumentParser(prog="kernels_pallas.bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="kernels_pallas.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], help="run cases whose name holds one of these")
     parser.add_argument("--checks", action="store_true", help="correctness only")
     parser.add_argument("--times", action="store_true", help="times only")

@@ -153,6 +153,8 @@ def compare(
     out, expected = out.astype(np.float64), expected.astype(np.float64)
     error = np.abs(out - expected)
     if dtype == "float32":
+        if spread is None:
+            raise ValueError("float32 outputs are judged by the spread of their values; give it.")
         is_near = error <= 2.0**-13 * spread
     else:
         is_near = (error <= 8e-4) | (error <= np.abs(expected) * (2.01 / 128))

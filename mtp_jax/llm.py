@@ -34,7 +34,7 @@ class LLM:
     Raises `ConfigError` (a `ValueError`) for anything that cannot be honoured.
 
     >>> llm = LLM("tiny-mtp", speculative_config={"method": "mtp"}, max_model_len=64)      # doctest: +SKIP
-    >>> llm.generate("def fib(n):", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids  # doctest: +SKIP
+    >>> llm.generate("def fib(n):", SamplingParams(max_tokens=4))[0].outputs[0].token_ids  # doctest: +SKIP
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A request that cannot be served comes back rejected; the others go on."""
-        prompt_list = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        prompt_list = _as_list(prompts)
         params_list = _params_for(prompt_list, sampling_params)
         jobs = [
             self._job(prompt, params, index)
@@ -360,7 +360,7 @@ def _backend(name: str) -> str:
 
 
 def resolve_dtype(dtype: str) -> str | None:
-    """ "auto": float32 on CPU, the checkpoint's own (None) on accelerators."""
+    """The dtype to load in; for "auto" float32 on a CPU and the checkpoint's own (None) on accelerators."""
     if dtype == "auto":
         return "float32" if jax.default_backend() == "cpu" else None
     if dtype not in ("float32", "bfloat16", "float16"):
@@ -382,10 +382,19 @@ def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
     return replace(SpeculativeConfig(), **options)
 
 
-def _is_one_prompt(prompts: Any) -> bool:
+def _as_list(prompts: Any) -> list[Prompt]:
+    return [prompts] if _is_one_prompt(prompts) else list(prompts)
+
+
+def _prompt_list(prompts: Any) -> list[Any]:
+    """One prompt, or several, as a list of prompts; what is no prompt in it is left for its own request to name."""
     if isinstance(prompts, str | Mapping):
-        return True
-    return bool(prompts) and all(isinstance(token, int) for token in prompts)
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+        raise ConfigError(f"prompts is {prompts!r}; it must be text, a list of token ids, or a list of these.")
+    items = list(prompts)
+    is_one = bool(items) and all(isinstance(item, Integral) for item in items)
+    return [items] if is_one else items
 
 
 def _checked_tokens(tokens: Any) -> tuple[tuple[Any, ...], str | None]:
@@ -402,6 +411,8 @@ def _params_for(
         return [SamplingParams()] * len(prompts)
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise ConfigError(f"sampling_params is {params!r}; it must be a SamplingParams, or a list with one each.")
     if len(params) != len(prompts):
         raise ConfigError(f"{len(prompts)} prompts came with {len(params)} sampling_params; give one, or one each.")
     return list(params)

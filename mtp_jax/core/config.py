@@ -1,6 +1,8 @@
 """What a user may ask for. Frozen, hashable, free of jax; every bound is checked once, at start or at admission."""
 
-import math
+# pyright: reportUnnecessaryIsInstance=false
+# What a user passes need not have the type it is annotated with; these checks are what says so.
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -14,6 +16,8 @@ ACCEPTANCE_RULES = ("match",)
 DRAFT_SAMPLINGS = ("coupled", "greedy")
 MAX_DRAFT_LEN = 7
 """Verification handles up to 8 rows a slot: attention kernels are written for W = 1..8."""
+FLOAT32_RANGE = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+"""The device computes in float32: outside of this a number would silently become 0 or infinite."""
 
 
 class FinishReason(StrEnum):
@@ -53,9 +57,9 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever way it was given."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return tuple(self.stop) if isinstance(self.stop, Sequence) else ()  # `problem` names what is neither
 
     def problem(self, *, vocab_size: int, max_logprobs: int, max_stop_token_ids: int) -> str | None:
         """One sentence on the first parameter that cannot be honoured, or None when all can.
@@ -66,12 +70,16 @@ class SamplingParams:
         return self._out_of_range(vocab_size, max_logprobs, max_stop_token_ids) or self._not_available()
 
     def _out_of_range(self, vocab_size: int, max_logprobs: int, max_stop_token_ids: int) -> str | None:
-        if not _is_real(self.temperature) or not 0 <= self.temperature < math.inf:
-            return f"temperature is {self.temperature!r}; it must be a finite number, 0 (greedy) or above."
+        smallest, largest = FLOAT32_RANGE
+        if not _is_real(self.temperature) or not (self.temperature == 0 or smallest <= self.temperature <= largest):
+            return (
+                f"temperature is {self.temperature!r}; it must be 0 (greedy) or a finite number "
+                f"from {smallest:.2g} to {largest:.2g}."
+            )
         if not _is_int(self.top_k) or self.top_k < 0:
             return f"top_k is {self.top_k!r}; it must be 0 (off) or a positive integer."
-        if not _is_real(self.top_p) or not 0 < self.top_p <= 1:
-            return f"top_p is {self.top_p!r}; it must be above 0 and at most 1."
+        if not _is_real(self.top_p) or not smallest <= self.top_p <= 1:
+            return f"top_p is {self.top_p!r}; it must be above 0 (at least {smallest:.2g}) and at most 1."
         if self.seed is not None and (not _is_int(self.seed) or not 0 <= self.seed < 2**64):
             return f"seed is {self.seed!r}; it must be None or an integer from 0 to 2**64 - 1."
         if not _is_int(self.max_tokens) or self.max_tokens < 1:

@@ -11,7 +11,7 @@ _SMALLEST_CHUNK = 16
 
 @dataclass(frozen=True)
 class StepShape:
-    """A decode program: `slots` B (a prefix of the device state) and `draft_len` K; it verifies W = K + 1 rows a slot."""
+    """A decode program: `slots` B, a prefix of the state, and `draft_len` K; it verifies W = K + 1 rows a slot."""
 
     slots: int
     draft_len: int
@@ -48,7 +48,7 @@ class ShapeGrid:
         if config.max_num_seqs > 1:
             slots.append(config.max_num_seqs)
         longest = min(config.prefill_chunk, config.max_model_len)
-        chunks = []
+        chunks: list[int] = []
         chunk = _SMALLEST_CHUNK
         while chunk < longest:
             chunks.append(chunk)
@@ -62,7 +62,7 @@ class ShapeGrid:
         return StepShape(_smallest_bucket(self.slot_buckets, num_slots), draft_len)
 
     def choose_prefill(self, num_tokens: int) -> PrefillShape:
-        """The smallest compiled chunk that holds `num_tokens`, or the largest one (the rest follows in later chunks)."""
+        """The smallest compiled chunk that holds `num_tokens`, or the largest one: the rest follows in later chunks."""
         return PrefillShape(_smallest_bucket(self.chunk_buckets, min(num_tokens, self.chunk_buckets[-1])))
 
     def all_steps(self) -> tuple[StepShape, ...]:

@@ -69,7 +69,7 @@ class SamplingRows:
 
 @struct.dataclass
 class DecodeState:
-    """What travels from launch to launch on the device; donated to each. Slot arrays have full size B = max_num_seqs."""
+    """What travels from launch to launch on the device; donated to each. Slot arrays have size max_num_seqs."""
 
     kv: tuple[LayerKV, ...]  # target pages. Writers: verify, prefill, through ops.kv_cache
     draft_kv: tuple[LayerKV, ...]  # MTP pages, same page ids. Writer: the proposer

@@ -1,5 +1,8 @@
 """Whether a request can be served at all: one sentence why not, for that request alone."""
 
+# pyright: reportUnnecessaryIsInstance=false
+# What a user passes need not have the type it is annotated with; these checks are what says so.
+
 from mtp_jax.core.config import EngineConfig
 from mtp_jax.engine.pages import pages_for
 from mtp_jax.engine.requests import Request

@@ -80,9 +80,7 @@ class Engine:
             self.scheduler.submit(request)
             return
         state = RequestState(request, limit=0, status=RequestStatus.FINISHED)
-        self._refused.append(
-            Progress(request.request_id, (), state, FinishReason.REJECTED, error=problem)
-        )
+        self._refused.append(Progress(request.request_id, (), state, FinishReason.REJECTED, error=problem))
 
     def cancel(self, request_id: str) -> bool:
         """Drops a request at once; False if it is not here."""
@@ -115,4 +113,3 @@ class Engine:
         if isinstance(decision, StepDecision):
             return self._batch.build_step_inputs(decision, self.scheduler.slots)
         return self._batch.build_prefill_inputs(decision, self.scheduler.slots)
-

@@ -4,6 +4,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -129,7 +130,7 @@ class Launcher:
     def _reset_slots(self) -> None:
         num_slots = self._config.max_num_seqs
         fresh = {"committed_len": np.zeros(num_slots, np.int32), "finished": np.zeros(num_slots, bool)}
-        self._state = self._state.replace(**jax.device_put(fresh, jax.local_devices()[0]))
+        self._state = replace(self._state, **jax.device_put(fresh, jax.local_devices()[0]))
 
 
 def _program_name(shape: Shape) -> str:

@@ -83,9 +83,9 @@ class RequestMetrics:
     num_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_pos: list[int] = field(default_factory=list)
-    drafted_per_pos: list[int] = field(default_factory=list)
-    draft_lens: list[int] = field(default_factory=list)
+    accepted_per_pos: list[int] = field(default_factory=list[int])
+    drafted_per_pos: list[int] = field(default_factory=list[int])
+    draft_lens: list[int] = field(default_factory=list[int])
     num_preemptions: int = 0
 
     @property
@@ -117,9 +117,9 @@ class RequestState:
     request: Request
     limit: int  # the committed_len at which it is finished by length
     status: RequestStatus = RequestStatus.WAITING
-    tokens: list[int] = field(default_factory=list)  # emitted so far
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    records: list[StepRecord] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list[int])  # emitted so far
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    records: list[StepRecord] = field(default_factory=list[StepRecord])
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     @property

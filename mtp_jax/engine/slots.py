@@ -25,7 +25,7 @@ class Slot:
     state: RequestState
     prompt: list[int]  # tokens to prefill; longer than the request's prompt when it was resumed
     pending_token: int | None  # a resumed request's pending token; None: the prefill draws it
-    pages: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list[int])
     prefilled: int = 0  # prompt tokens launched
     known_len: int = 0
     reserved_len: int = 0

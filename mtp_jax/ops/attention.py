@@ -51,8 +51,6 @@ class PagedAttend:
             self.page_table_BP,
             jnp.where(self.live, self.base_len, DEAD_SLOT),
             self.ancestor_bits_BW,
-            config=PagedAttentionConfig(
-                backend=self.backend, scale=scale, v_channels=v_channels, debug=self.debug
-            ),
+            config=PagedAttentionConfig(backend=self.backend, scale=scale, v_channels=v_channels, debug=self.debug),
         )
         return out_BWHE.astype(q_BWHC.dtype), layer_kv

@@ -23,7 +23,7 @@ class Goodput:
     hysteresis: float = 0.02
     probe_every: int = 64
     memory: float = 0.95  # weight of the past per observed slot-step
-    current: Mapping[int, int] = field(default_factory=dict)  # slot bucket -> length in use
+    current: Mapping[int, int] = field(default_factory=dict[int, int])  # slot bucket -> length in use
 
     def choose(self, view: PolicyView) -> int:
         best = self.best_len(view.slot_bucket, view.max_draft_len)

@@ -12,8 +12,8 @@ StepCosts = Mapping[tuple[int, int], float]
 _PRIOR_ACCEPTANCE = 0.8
 
 POLICIES: dict[str, Callable[[SpeculativeConfig, StepCosts], DraftLenPolicy]] = {
-    "fixed": lambda spec, costs: FixedDraftLen(),  # noqa: ARG005
-    "schedule": lambda spec, costs: ScheduledDraftLen(tuple(sorted((spec.draft_len_schedule or {}).items()))),  # noqa: ARG005
+    "fixed": lambda spec, costs: FixedDraftLen(),
+    "schedule": lambda spec, costs: ScheduledDraftLen(tuple(sorted((spec.draft_len_schedule or {}).items()))),
     "goodput": lambda spec, costs: Goodput(costs, (_PRIOR_ACCEPTANCE,) * spec.num_speculative_tokens),
 }
 NEEDS_STEP_COSTS = frozenset({"goodput"})

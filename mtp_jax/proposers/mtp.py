@@ -8,8 +8,7 @@ the last entry that can be made is c - 1; draft j (1-based, the token at positio
 - one per position: layer j at position c - 1, its token inputs shifted by j.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax.numpy as jnp
@@ -199,7 +198,7 @@ def _set_last_token(carry: Features, token_B: Int[Array, " B"], mask_B: Bool[Arr
     slot_index = jnp.arange(token_B.shape[0])
     last = jnp.maximum(carry.num_fresh - 1, 0)
     tokens_BF = carry.tokens_BF.at[slot_index, last].set(token_B)
-    return select_slots(mask_B, carry.replace(tokens_BF=tokens_BF), carry)
+    return select_slots(mask_B, replace(carry, tokens_BF=tokens_BF), carry)
 
 
 def _prefill(
@@ -214,13 +213,13 @@ def _prefill(
     row = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
     hidden_YTD = chunk.hidden_YTD
     for depth in range(num_layers):
-        is_known = (chunk.start[:, None] + row + 1 + depth < chunk.num_known[:, None]) & (row < chunk.num_tokens[:, None])
+        is_known = (chunk.start[:, None] + row + 1 + depth < chunk.num_known[:, None]) & (
+            row < chunk.num_tokens[:, None]
+        )
         rows = Rows(chunk.start, chunk.live, is_known, chunk.page_table_YP)
         tokens_YT = chunk.tokens_YX[:, 1 + depth : 1 + depth + num_rows]
         _, hidden_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
-    started = carry.replace(num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
+    started = replace(carry, num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
     keep = jnp.full_like(chunk.num_tokens, num_layers)
     rolled = roll_features(started, chunk.hidden_YTD, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep)
     return select_slots(chunk.live, rolled, carry), draft_kv
-
-

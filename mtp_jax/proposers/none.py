@@ -27,7 +27,11 @@ class NoDraft:
         return ()
 
     def prefill(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk  # noqa: ARG002
+        self,
+        model: BoundModel,  # noqa: ARG002
+        carry: Any,
+        draft_kv: tuple[LayerKV, ...],
+        chunk: PrefillChunk,  # noqa: ARG002
     ) -> tuple[Any, tuple[LayerKV, ...]]:
         return carry, draft_kv
 
@@ -35,7 +39,13 @@ class NoDraft:
         return carry
 
     def propose(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int  # noqa: ARG002
+        self,
+        model: BoundModel,  # noqa: ARG002
+        carry: Any,
+        draft_kv: tuple[LayerKV, ...],
+        slots: SlotView,
+        *,
+        draft_len: int,  # noqa: ARG002
     ) -> tuple[Drafts, Any, tuple[LayerKV, ...]]:
         return no_drafts(slots), carry, draft_kv
 

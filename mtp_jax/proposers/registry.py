@@ -11,8 +11,8 @@ from mtp_jax.proposers.mtp import MtpEagle, MtpVanilla
 from mtp_jax.proposers.none import NoDraft
 
 PROPOSERS: dict[str | None, Callable[[ModelFamily, SpeculativeConfig], DraftProposer]] = {
-    None: lambda family, spec: NoDraft(),  # noqa: ARG005
-    "mtp_eagle": lambda family, spec: MtpEagle(spec.draft_sampling),  # noqa: ARG005  # type: ignore[arg-type]
+    None: lambda family, spec: NoDraft(),
+    "mtp_eagle": lambda family, spec: MtpEagle(spec.draft_sampling),  # type: ignore[arg-type]
     "mtp_vanilla": lambda family, spec: MtpVanilla(family.num_mtp_layers, spec.draft_sampling),  # type: ignore[arg-type]
 }
 
@@ -21,7 +21,7 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
     """(method, Kmax) once the checkpoint is known.
 
     "mtp" with one MTP layer applies it recursively, at any Kmax; with more it uses one layer per draft position, and
-    Kmax is limited to the layers, with a warning. A model without MTP layers is refused: there is nothing to draft with.
+    Kmax is limited to the layers, with a warning. A model without MTP layers is refused.
     """
     if spec.method is None:
         return None, 0

@@ -36,9 +36,7 @@ def decode_step(
     model = program.bind(weights)
 
     carry = slot_prefix(state.carry, shape.slots)
-    drafts, carry, draft_kv = program.proposer.propose(
-        model, carry, state.draft_kv, slots, draft_len=shape.draft_len
-    )
+    drafts, carry, draft_kv = program.proposer.propose(model, carry, state.draft_kv, slots, draft_len=shape.draft_len)
     verified, kv = verify(model, state.kv, slots, drafts)
     accepted = program.rule.accept(drafts, verified.logits_BWV, slots, program.parallel)
 
@@ -52,9 +50,7 @@ def decode_step(
         kv=kv,
         draft_kv=draft_kv,
         committed_len=with_slot_prefix(state.committed_len, outputs.committed_len),
-        pending_token=with_slot_prefix(
-            state.pending_token, last_emitted(accepted, num_emitted, slots.pending_token)
-        ),
+        pending_token=with_slot_prefix(state.pending_token, last_emitted(accepted, num_emitted, slots.pending_token)),
         finished=with_slot_prefix(state.finished, state.finished[: shape.slots] | finished),
         carry=with_slot_prefix(state.carry, carry),
     )

@@ -1,5 +1,7 @@
 """One prompt chunk for target and drafter; the last chunk draws the first token, or takes a resumed one as it is."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -72,8 +74,9 @@ def prefill_step(
     num_emitted, finished = count_emitted(accepted, slots)
     logprobs = token_logprobs(logits_Y1V, drawn_Y1, slots.sampling, program.max_logprobs, program.parallel)
     no_drafts = Drafts(tokens_BK=jnp.zeros((drawn_Y1.shape[0], 0), jnp.int32))
-    outputs = step_outputs(accepted, no_drafts, slots, num_emitted, finished, logprobs).replace(
-        committed_len=jnp.where(is_last, end, 0)
+    outputs = replace(
+        step_outputs(accepted, no_drafts, slots, num_emitted, finished, logprobs),
+        committed_len=jnp.where(is_last, end, 0),
     )
     new_state = DecodeState(
         kv=kv,

@@ -4,6 +4,7 @@ An engine's compiled programs depend on its configuration; its books do not. `to
 same programs empty books, with another policy, readback depth, page budget or near-limit rule.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -102,11 +103,11 @@ def poison(engine: Engine) -> None:
     """Fills every page of target and drafter with NaN, the null page included: what is read unwritten shows."""
     state = engine.launcher._state
     kv, draft_kv = jax.tree.map(lambda pages: jnp.full_like(pages, jnp.nan), (state.kv, state.draft_kv))
-    engine.launcher._state = state.replace(kv=kv, draft_kv=draft_kv)
+    engine.launcher._state = dataclasses.replace(state, kv=kv, draft_kv=draft_kv)
 
 
 def written_positions(engine: Engine, pages: Sequence[int]) -> list[set[int]]:
-    """Of a slot that holds `pages`: the positions written since `poison`, one set a layer, the drafter's layers last."""
+    """Of a slot that holds `pages`: positions written since `poison`, one set a layer, the drafter's layers last."""
     state = engine.launcher._state
     written = []
     for layer_kv in (*state.kv, *state.draft_kv):

@@ -1,4 +1,4 @@
-"""The host's books against a device made of stamps: the engine's loop with no jax, and acceptance handed in by the test.
+"""The host's books against a device made of stamps: the engine's loop without jax, acceptance given by the test.
 
 A page position holds a stamp instead of keys and values: a hash of all tokens up to it, as real keys and values depend
 on all of them. Before a slot's step its stamps are compared with its text, so a page lost, shared, given away too early
@@ -181,7 +181,7 @@ class HostModel:
         return decision
 
     def finish(self, max_steps: int = 10_000) -> None:
-        """Steps until nobody is left, every draft wrong; then reads what is in flight and checks that all is given back."""
+        """Steps until nobody is left, every draft wrong; then reads what is in flight; all must be given back."""
         while self.scheduler.has_work:
             self.step(self.config.max_draft_len, (0,))
             self.check()

@@ -3,7 +3,7 @@
     from mtp_jax.testing.host_model import HostMachine
     TestHost = HostMachine.TestCase
 
-Any rule of the books that breaks raises `CheckFailed` (or the engine's own `InvariantError`), shrunk to a short program.
+Any rule of the books that breaks raises `CheckFailed` (or the engine's `InvariantError`), shrunk to a short program.
 """
 
 from hypothesis import strategies as st

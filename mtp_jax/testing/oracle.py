@@ -67,7 +67,7 @@ def plain_decode(next_logits: NextLogits, request: Request, *, max_model_len: in
 def plain_token(
     logits_V: Float[np.ndarray, " V"], params: SamplingParams, noise_V: Float[np.ndarray, " V"] | None
 ) -> int:
-    """The next token: at temperature 0 the most likely one (lowest id of equals), else argmax(filtered logits + noise)."""
+    """The next token: at temperature 0 the most likely (lowest id of equals), else argmax(filtered logits + noise)."""
     if noise_V is None:
         return int(np.argmax(logits_V))
     return int(np.argmax(filtered_logits(logits_V, params) + noise_V))

@@ -23,9 +23,9 @@ def compilations() -> Iterator[list[float]]:
     """Collects the seconds of every backend compilation that happens inside."""
     seconds: list[float] = []
 
-    def listen(event: str, duration: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

@@ -59,5 +59,5 @@ def test_the_loop_makes_no_implicit_transfer_either_way() -> None:
 
 def test_the_guard_of_the_test_above_does_fire() -> None:
     on_device = jnp.arange(3) + 1
-    with jax.transfer_guard_device_to_host("disallow"), pytest.raises(Exception, match="[Dd]isallowed"):
+    with jax.transfer_guard_device_to_host("disallow"), pytest.raises(Exception, match=r"[Dd]isallowed"):
         np.asarray(on_device)
