@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from mtp_jax.core.errors import ConfigError
@@ -19,7 +20,7 @@ from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend
 from mtp_jax.models.decoder import MtpDecoder, read_decoder
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import RmsNorm, with_bias
+from mtp_jax.models.layers import RmsNorm, merge_heads, with_bias
 from mtp_jax.models.moe import read_moe_config
 from mtp_jax.models.params import param, rows, same
 from mtp_jax.models.rope import Rope, Rotation, pair_order, read_rope, rotary_channels
@@ -104,9 +105,7 @@ class Mla(nnx.Module):
         q_rope_BWHC = rotation.apply(q_BWHC[..., config.nope_channels :])
         key_up_HCR = self.kv_up[:, : config.nope_channels]
         value_up_HER = self.kv_up[:, config.nope_channels :]
-        q_latent_BWHR = jnp.einsum(
-            "bwhc,hcr->bwhr", q_BWHC[..., : config.nope_channels], key_up_HCR, preferred_element_type=jnp.float32
-        )
+        q_latent_BWHR = product_per_head(q_BWHC[..., : config.nope_channels], key_up_HCR, 1)
         attended_BWHR, layer_kv = attend(
             layer_kv,
             jnp.concatenate([q_latent_BWHR.astype(x_BWD.dtype), q_rope_BWHC], axis=-1),
@@ -115,9 +114,20 @@ class Mla(nnx.Module):
             scale=config.scale,
             v_channels=kv_rank,
         )
-        values_BWHE = jnp.einsum("bwhr,her->bwhe", attended_BWHR, value_up_HER, preferred_element_type=jnp.float32)
-        out_BWD = jnp.einsum("bwhe,hed->bwd", values_BWHE.astype(x_BWD.dtype), self.out[...])
+        values_BWHE = product_per_head(attended_BWHR, value_up_HER, 2)
+        out_BWD = merge_heads(values_BWHE.astype(x_BWD.dtype), self.out[...])
         return with_bias(parallel.sum_over_model(out_BWD), self.out_bias), layer_kv
+
+
+def product_per_head(x_BWHC: Float[Array, "B W H C"], w_HIO: Float[Array, "H I O"], contracted: int) -> Array:
+    """Float32 product of each head with its own matrix, over dimension `contracted` of `w_HIO`.
+
+    Heads are the leading dimension of both operands: `einsum` leaves that to the compiler, and on a CPU three times
+    as slow a product comes out of it (25 against 8 us for 4 rows, 8 heads of 32 channels, rank 128).
+    """
+    x_HTC = x_BWHC.reshape(-1, *x_BWHC.shape[2:]).swapaxes(0, 1)
+    out_HTE = lax.dot_general(x_HTC, w_HIO, (((2,), (contracted,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    return out_HTE.swapaxes(0, 1).reshape(*x_BWHC.shape[:3], -1)
 
 
 def deepseek_v3(config: HfConfig, tensor_names: Collection[str] | None) -> MtpDecoder:

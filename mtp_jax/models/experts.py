@@ -1,17 +1,24 @@
-"""The expert products: each token through its own few experts, by the way that is fastest where it runs.
+"""The expert products: each token through its own few experts, by the way that is fastest for the shapes at hand.
 
-Microseconds a layer (min of 25 runs of 8 layers) on a shared 2-core CPU, float32, D 256, F 64, X 8, k 2:
+Microseconds a layer on a shared 2-core CPU, float32, jax 0.10.2 (best of 8 to 25 runs of 4 to 8 layers):
 
-| T tokens                                 |   1 |   2 |   4 |   8 |  16 |  32 |   64 |  256 |
-| ---------------------------------------- | --- | --- | --- | --- | --- | --- | ---- | ---- |
-| loop over experts, idle ones skipped     |  19 |  29 |  45 |  76 | 122 | 198 |  357 | 1304 |
-| weights gathered per (token, expert)     |  23 |  39 |  62 | 220 |2800 |5300 |    - |    - |
-| every expert for every token, one product| 109 | 113 | 121 | 165 | 250 | 334 |  508 | 1594 |
-| `lax.ragged_dot` over sorted tokens      | 147 | 146 | 184 | 202 | 282 | 478 |  782 | 3213 |
-| sorted tokens padded to blocks of 32     | 200 | 226 | 250 | 249 | 309 | 337 |  481 | 1267 |
+| D, F, X, k     | way                                    |   1 |    2 |    4 |     8 |   32 |   256 tokens |
+| -------------- | -------------------------------------- | --- | ---- | ---- | ----- | ---- | ------------ |
+| 160, 24, 8, 2  | `through_all`                          |   6 |    8 |   10 |    15 |   63 |   390        |
+|                | `expert_by_expert`                     |  10 |   18 |   46 |    36 |   78 |   433        |
+|                | weights gathered per (token, expert)   |  10 |   15 |   24 |    49 |    - |     -        |
+| 256, 64, 8, 2  | `through_all`                          |  22 |   39 |  103 |   171 |  222 |  1185        |
+|                | `expert_by_expert`                     |  18 |   33 |   51 |   166 |  224 |  1332        |
+|                | weights gathered                       |  17 |   52 |  134 |   303 |    - |     -        |
+|                | `grouped`                              | 147 |  146 |  184 |   202 |  478 |  3213        |
+|                | sorted, padded to blocks of 32 tokens  | 200 |  226 |  250 |   249 |  337 |  1267        |
+| 512, 256, 16, 2| `through_all`                          | 985 | 1102 | 1346 |  1669 | 3263 | 19734        |
+|                | `expert_by_expert`                     | 198 |  414 |  754 |  1344 | 3710 | 17224        |
+|                | weights gathered                       | 370 | 3154 | 6377 | 12433 |    - |     -        |
 
-A loop that skips is cheap on a CPU only: an accelerator would wait for each decision. There, few tokens go through
-every expert (each weight is read once either way), and many are sorted for the grouped product.
+So on a CPU experts that fit its cache together go through one product, larger ones are visited one by one and idle ones
+skipped. An accelerator would have to wait for each such decision: there few tokens go through every expert (each weight
+is read once either way), and many are sorted for the grouped product.
 """
 
 import jax.numpy as jnp
@@ -19,6 +26,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.models.layers import gated
+
+MAX_BYTES_THROUGH_ALL = 1 << 20
+"""On a CPU: experts of a layer up to this size stay in the cache of a core."""
 
 MAX_TOKENS_THROUGH_ALL = 64
 """Up to here an accelerator is bound by reading weights, so the products that are thrown away cost little."""
@@ -35,10 +45,10 @@ def expert_products(
 
     Rows do not mix: a NaN token is NaN alone.
     """
-    on_accelerator = through_all if x_TD.shape[0] <= MAX_TOKENS_THROUGH_ALL else grouped
-    return lax.platform_dependent(
-        x_TD, ids_Tk, weights_Tk, gate_up_XDkF, down_XFD, cpu=expert_by_expert, default=on_accelerator
-    )
+    is_small = (gate_up_XDkF.size + down_XFD.size) * down_XFD.dtype.itemsize <= MAX_BYTES_THROUGH_ALL
+    on_cpu = through_all if is_small else expert_by_expert
+    elsewhere = through_all if x_TD.shape[0] <= MAX_TOKENS_THROUGH_ALL else grouped
+    return lax.platform_dependent(x_TD, ids_Tk, weights_Tk, gate_up_XDkF, down_XFD, cpu=on_cpu, default=elsewhere)
 
 
 def expert_by_expert(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF: Array, down_XFD: Array) -> Array:
@@ -62,11 +72,18 @@ def expert_by_expert(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF
 
 
 def through_all(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF: Array, down_XFD: Array) -> Array:
-    """Every token through every expert, in two products; what was not chosen is dropped before the second."""
-    is_chosen_TX, weights_TX = _by_expert(ids_Tk, weights_Tk, down_XFD.shape[0])
-    hidden_TXF = gated(jnp.einsum("td,xdkf->txkf", x_TD, gate_up_XDkF))
-    hidden_TXF = hidden_TXF * weights_TX[:, :, None].astype(x_TD.dtype)
-    return jnp.einsum("txf,xfd->td", jnp.where(is_chosen_TX[:, :, None], hidden_TXF, 0), down_XFD)
+    """Every token through every expert, in two products; what was not chosen is dropped before the second.
+
+    The first has the experts as leading dimension, the second sums over experts and channels as one: both use the
+    weights as they lie. (Left to `einsum`, either product copies its weights first.)
+    """
+    num_experts, hidden_size, _, ffn_size = gate_up_XDkF.shape
+    is_chosen_TX, weights_TX = _by_expert(ids_Tk, weights_Tk, num_experts)
+    x_XTD = jnp.broadcast_to(x_TD, (num_experts, *x_TD.shape))
+    gate_up_XTE = lax.batch_matmul(x_XTD, gate_up_XDkF.reshape(num_experts, hidden_size, 2 * ffn_size))
+    hidden_TXF = gated(gate_up_XTE.reshape(num_experts, -1, 2, ffn_size)).swapaxes(0, 1)
+    hidden_TXF = jnp.where(is_chosen_TX[:, :, None], hidden_TXF * weights_TX[:, :, None].astype(x_TD.dtype), 0)
+    return hidden_TXF.reshape(-1, num_experts * ffn_size) @ down_XFD.reshape(num_experts * ffn_size, hidden_size)
 
 
 def grouped(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF: Array, down_XFD: Array) -> Array:

@@ -18,7 +18,7 @@ from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend
 from mtp_jax.models.decoder import MtpDecoder, read_decoder
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import RmsNorm, with_bias
+from mtp_jax.models.layers import RmsNorm, merge_heads, with_bias
 from mtp_jax.models.moe import read_moe_config
 from mtp_jax.models.params import param, rows, same
 from mtp_jax.models.rope import Rope, Rotation, read_rope, rotary_channels
@@ -98,8 +98,7 @@ class Gqa(nnx.Module):
             scale=self.config.head_channels**-0.5,
             v_channels=self.config.head_channels,
         )
-        out_BWD = jnp.einsum("bwhc,hcd->bwd", attended_BWHC, self.out[...])
-        return parallel.sum_over_model(out_BWD), layer_kv
+        return parallel.sum_over_model(merge_heads(attended_BWHC, self.out[...])), layer_kv
 
 
 def glm4_moe(config: HfConfig, tensor_names: Collection[str] | None) -> MtpDecoder:

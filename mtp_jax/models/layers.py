@@ -38,6 +38,15 @@ def with_bias(x: Float[Array, "*x"], bias: nnx.Param | None) -> Float[Array, "*x
     return x + bias[...].reshape((1,) * (x.ndim - bias[...].ndim) + bias[...].shape)
 
 
+def merge_heads(x_BWHC: Float[Array, "B W H C"], out_HCD: Float[Array, "H C D"]) -> Float[Array, "B W D"]:
+    """The output projection of attention: the product over heads and channels together.
+
+    Written over one flat dimension: given two, XLA may contract them in the other order and copy the weights for it.
+    """
+    x_BWE = x_BWHC.reshape(*x_BWHC.shape[:2], -1)
+    return jnp.einsum("bwe,ed->bwd", x_BWE, out_HCD.reshape(x_BWE.shape[-1], -1))
+
+
 def gated(gate_up: Float[Array, "*x 2 F"]) -> Float[Array, "*x F"]:
     """silu(gate) * up of a fused gate-and-up product."""
     return jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :]
