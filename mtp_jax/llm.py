@@ -1,7 +1,7 @@
 """`LLM`: what a notebook or a script uses. Text, tokenizer and outputs around an `Engine` of token ids."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -17,6 +17,7 @@ from mtp_jax.checkpoints import load_model
 from mtp_jax.core.config import CacheConfig, EngineConfig, FinishReason, SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.engine import Engine
+from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.launch import OnShape
 from mtp_jax.engine.requests import Progress, Request, StepRecord
 from mtp_jax.models.api import ModelFamily, Weights
@@ -102,7 +103,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A request that cannot be served comes back rejected; the others go on."""
-        prompt_list = _as_list(prompts)
+        prompt_list = _prompt_list(prompts)
         params_list = _params_for(prompt_list, sampling_params)
         jobs = [
             self._job(prompt, params, index)
@@ -118,12 +119,11 @@ class LLM:
         The generator's return value (`output = yield from llm.stream(...)`) is what `generate` would have returned.
         Raises `ConfigError` if the request is refused. Closing the iterator cancels the request.
         """
-        job = self._job(prompt, params or SamplingParams(), 0)
+        job = self._job(prompt, _one_params(params), 0)
         if self.tokenizer is None:
             raise ConfigError("stream gives text and this model has no tokenizer; use generate with token ids.")
         num_sent = 0
         for _ in self._progress_of(job):
-            job.raise_if_rejected()
             text = job.settled_text
             if len(text) > num_sent:
                 yield text[num_sent:]
@@ -132,13 +132,12 @@ class LLM:
 
     def trace(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepRecord]:
         """One record per decode step: what was drafted, what the target said, what was emitted."""
-        job = self._job(prompt, params or SamplingParams(), 0, wants_trace=True)
+        job = self._job(prompt, _one_params(params), 0, wants_trace=True)
         num_sent = 0
         for _ in self._progress_of(job):
-            job.raise_if_rejected()
-            records = job.records
-            yield from records[num_sent:]
-            num_sent = len(records)
+            fresh = job.records[num_sent:]
+            num_sent += len(fresh)  # counted before they are handed out: another reader's steps add records meanwhile
+            yield from fresh
 
     def get_metrics(self) -> dict[str, Any]:
         """Totals since start, under vLLM's names; per-position counts are unconditional (accepted at that position)."""
@@ -180,30 +179,37 @@ class LLM:
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
         if isinstance(prompt, Mapping):
+            if not {*prompt} <= {"prompt", "prompt_token_ids"} or not prompt:
+                return None, (), f"The prompt is {prompt!r}; a dict takes 'prompt', 'prompt_token_ids' and nothing else."
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), *_checked_tokens(prompt["prompt_token_ids"])
-            prompt = prompt.get("prompt", "")
+            prompt = prompt["prompt"]
         if not isinstance(prompt, str):
             return None, *_checked_tokens(prompt)
         if self.tokenizer is None:
             return prompt, (), "The prompt is text and this model has no tokenizer; give token ids."
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            return prompt, (), "The prompt contains a lone surrogate; it must be text that UTF-8 can write."
         return prompt, self.tokenizer.encode(prompt).ids, None
 
     def _progress_of(self, job: "_Job") -> Iterator[None]:
-        self._submit(job)
+        """Steps until the job is finished. Raises `ConfigError` if it is refused, before or by admission."""
         try:
+            self._submit(job)
             while not job.is_finished:
                 self._step()
                 self._deliver(job)
+                job.raise_if_rejected()
                 yield
+            job.raise_if_rejected()
         finally:
             self._forget(job)
 
     def _run(self, jobs: Sequence["_Job"], on_finished: Callable[[], Any]) -> None:
-        for job in jobs:
-            self._submit(job)
         unfinished = list(jobs)
         try:
+            for job in jobs:
+                self._submit(job)
             while unfinished:
                 for job in unfinished:
                     self._deliver(job)
@@ -226,10 +232,11 @@ class LLM:
 
     def _step(self) -> None:
         """One engine step; progress goes to whoever owns the request, so that several streams can be open at once."""
-        for progress in self.engine.step():
-            sink = self._sinks.get(progress.request_id)
-            if sink is not None:
-                sink.append(progress)
+        with interrupts_held():
+            for progress in self.engine.step():
+                sink = self._sinks.get(progress.request_id)
+                if sink is not None:
+                    sink.append(progress)
 
     def _deliver(self, job: "_Job") -> None:
         sink = self._sinks[job.request.request_id]
@@ -239,7 +246,7 @@ class LLM:
 
     def _forget(self, job: "_Job") -> None:
         """Ends a request that its reader left, and reads what is in flight once nobody is served."""
-        del self._sinks[job.request.request_id]
+        self._sinks.pop(job.request.request_id, None)
         if not job.is_finished:
             self.engine.cancel(job.request.request_id)
         if not self.engine.scheduler.has_work:
@@ -329,16 +336,22 @@ def engine_config(
     seed: int = 0,
 ) -> EngineConfig:
     """The engine's configuration from `LLM`'s options; what cannot be honoured is refused."""
-    if mesh is not None and any(size != 1 for size in mesh.values()):
-        raise ConfigError(f"mesh={dict(mesh)} is not available in this version; leave it at None.")
+    if mesh is not None and not (isinstance(mesh, Mapping) and all(size == 1 for size in mesh.values())):
+        raise ConfigError(f"mesh={mesh!r} is not available in this version; leave it at None.")
+    if not isinstance(async_scheduling, bool):
+        raise ConfigError(f"async_scheduling is {async_scheduling!r}; it must be True or False.")
     if enable_prefix_caching:
         raise ConfigError("enable_prefix_caching=True is not available in this version; leave it at False.")
     if numerics != "fast":
         raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
     if isinstance(speculative_config, Mapping):
         speculative_config = _speculative_from(speculative_config)
+    if not isinstance(speculative_config, SpeculativeConfig | None):
+        raise ConfigError(
+            f"speculative_config is {speculative_config!r}; it must be a SpeculativeConfig, a dict of its fields or None."
+        )
     limit = family.max_position_embeddings
-    if max_model_len is not None and max_model_len > limit:
+    if isinstance(max_model_len, int) and max_model_len > limit:
         raise ConfigError(f"max_model_len is {max_model_len}; this model has max_position_embeddings={limit}.")
     return EngineConfig(
         max_model_len=limit if max_model_len is None else max_model_len,
@@ -382,10 +395,6 @@ def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
     return replace(SpeculativeConfig(), **options)
 
 
-def _as_list(prompts: Any) -> list[Prompt]:
-    return [prompts] if _is_one_prompt(prompts) else list(prompts)
-
-
 def _prompt_list(prompts: Any) -> list[Any]:
     """One prompt, or several, as a list of prompts; what is no prompt in it is left for its own request to name."""
     if isinstance(prompts, str | Mapping):
@@ -399,9 +408,21 @@ def _prompt_list(prompts: Any) -> list[Any]:
 
 def _checked_tokens(tokens: Any) -> tuple[tuple[Any, ...], str | None]:
     """Token ids as plain integers; what is no integer is left for admission to name."""
-    if not isinstance(tokens, Iterable) or isinstance(tokens, str | bytes):
+    if not isinstance(tokens, Iterable) or isinstance(tokens, str | bytes | Set | Mapping):
         return (), f"The prompt is {tokens!r}; it must be text or a list of token ids."
-    return tuple(int(token) if isinstance(token, Integral) else token for token in tokens), None
+    return tuple(int(token) if _is_integral(token) else token for token in tokens), None
+
+
+def _is_integral(token: Any) -> bool:
+    return isinstance(token, Integral) and not isinstance(token, bool)
+
+
+def _one_params(params: Any) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"params is {params!r}; it must be a SamplingParams.")
+    return params
 
 
 def _params_for(

@@ -1,0 +1,90 @@
+"""What every acceptance rule of the table must satisfy."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mtp_jax.acceptance.api import AcceptanceRule
+from mtp_jax.acceptance.registry import RULES
+from mtp_jax.core.types import Accepted, Drafts, SamplingRows, SlotView
+from mtp_jax.ops.sampling import target_noise
+from mtp_jax.ops.sharding import NO_PARALLEL
+
+VOCAB = 8
+
+
+def slots_of(caps: list[int], width: int, temperature: float = 0.0) -> SlotView:
+    num_slots = len(caps)
+    zeros = jnp.zeros((num_slots,), jnp.int32)
+    sampling = SamplingRows(
+        key_B2=jnp.arange(2 * num_slots, dtype=jnp.uint32).reshape(num_slots, 2),
+        temperature_B=jnp.full((num_slots,), temperature, jnp.float32),
+        top_k_B=zeros,
+        top_p_B=jnp.ones((num_slots,), jnp.float32),
+        num_logprobs_B=zeros - 1,
+    )
+    positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (num_slots, width))
+    return SlotView(
+        committed_len=zeros,
+        pending_token=zeros,
+        live=jnp.ones((num_slots,), bool),
+        draft_cap=jnp.array(caps, jnp.int32),
+        limit=zeros + 100,
+        page_table_BP=jnp.zeros((num_slots, 1), jnp.int32),
+        stop_ids_BI=jnp.zeros((num_slots, 0), jnp.int32),
+        sampling=sampling,
+        noise_BWV=target_noise(sampling, positions, VOCAB),
+    )
+
+
+def verdict(rule: AcceptanceRule, drafts_BK: np.ndarray, logits_BWV: np.ndarray, slots: SlotView) -> Accepted:
+    drafts = Drafts(tokens_BK=jnp.asarray(drafts_BK, jnp.int32))
+    return rule.accept(drafts, jnp.asarray(logits_BWV, jnp.float32), slots, NO_PARALLEL)
+
+
+@pytest.fixture(params=RULES.values(), ids=list(RULES))
+def rule(request: pytest.FixtureRequest) -> AcceptanceRule:
+    return request.param
+
+
+def test_rules_are_frozen_and_hashable(rule: AcceptanceRule) -> None:
+    assert isinstance(rule, AcceptanceRule)
+    assert hash(rule) == hash(rule)
+
+
+@pytest.mark.parametrize("draft_len", range(7))
+def test_all_masks_and_caps_against_a_loop(rule: AcceptanceRule, draft_len: int) -> None:
+    """Greedy target, drafts right or wrong at each place in every combination, under every cap."""
+    target = [(3 * w + 1) % VOCAB for w in range(draft_len + 1)]
+    cases = list(itertools.product(itertools.product((True, False), repeat=draft_len), range(draft_len + 1)))
+    drafts = np.array(
+        [
+            [token if right else (token + 1) % VOCAB for token, right in zip(target, mask, strict=False)]
+            for mask, _ in cases
+        ]
+    ).reshape(len(cases), draft_len)
+    logits = np.broadcast_to(np.eye(VOCAB)[target], (len(cases), draft_len + 1, VOCAB))
+    accepted = verdict(rule, drafts, logits, slots_of([cap for _, cap in cases], draft_len + 1))
+    for case, (mask, cap) in enumerate(cases):
+        num_accepted = 0
+        while num_accepted < cap and mask[num_accepted]:
+            num_accepted += 1
+        assert int(accepted.num_accepted[case]) == num_accepted
+        assert accepted.tokens_BE[case, : num_accepted + 1].tolist() == target[: num_accepted + 1]
+
+
+def test_match_emits_the_targets_own_draws_whatever_is_drafted() -> None:
+    """At temperature 1, for 64 noises: the same tokens for every draft, and the drafts that equal them stand."""
+    num_slots, width = 64, 3
+    logits = np.random.default_rng(0).normal(size=(num_slots, width, VOCAB))
+    slots = slots_of([2] * num_slots, width, temperature=1.0)
+    own = np.argmax(logits.astype(np.float32) + np.asarray(slots.noise_BWV), axis=-1)
+    assert len({tuple(row) for row in own.tolist()}) > num_slots / 2  # the noise is not the same everywhere
+    for first, second in itertools.product(range(VOCAB), repeat=2):
+        drafts = np.tile([first, second], (num_slots, 1))
+        accepted = verdict(RULES["match"], drafts, logits, slots)
+        np.testing.assert_array_equal(accepted.tokens_BE, own)
+        is_right = drafts == own[:, :2]
+        np.testing.assert_array_equal(accepted.num_accepted, is_right.cumprod(axis=1).sum(axis=1))
