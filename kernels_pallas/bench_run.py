@@ -173,15 +173,21 @@ def check(case: Case, lock: str) -> dict:
     start = time.monotonic()
     compiled = run.lower(*_shapes(case, num_pages)).compile()
     compile_s = time.monotonic() - start
+    q, k, v, *rest = _shapes(case, num_pages)
+    q = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+    absolute = v or jax.ShapeDtypeStruct((*k.shape[:3], case.v_channels), k.dtype)
     expect = jax.jit(functools.partial(paged_attention_reference, config=config))
+    expect_values = expect.lower(q, k, v, *rest).compile()
+    expect_spread = expect.lower(q, k, absolute, *rest).compile()
     right, worst, worst_cosine, first_wrong = 0, 0.0, 0.0, ""
     with _Gpu(lock):
         for seed in range(_NUM_RANDOM):
             arrays = _poisoned(case, num_pages, seed)
             out = np.asarray(compiled(*arrays).astype(jnp.float32))
             q, k, v, *rest = arrays
-            expected = np.asarray(expect(q.astype(jnp.float32), k, v, *rest))
-            spread = expect(q.astype(jnp.float32), k, jnp.abs(k[..., : case.v_channels] if v is None else v), *rest)
+            expected = np.asarray(expect_values(q.astype(jnp.float32), k, v, *rest))
+            values = k[..., : case.v_channels] if v is None else v
+            spread = expect_spread(q.astype(jnp.float32), k, jnp.abs(values), *rest)
             is_right, error, cosine = compare(out, expected, np.asarray(spread), case.dtype)
             right += int(is_right)
             worst, worst_cosine = max(worst, error), max(worst_cosine, cosine)

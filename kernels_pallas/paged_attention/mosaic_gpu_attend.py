@@ -126,7 +126,8 @@ def attend(
         grid_names=("cta",),
         num_threads=consumers + 1,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # Lane semantics: layouts are what this file says they are; inferring them can take minutes.
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
     )
     operands = [lens_B, table, *([] if bits is None else [bits]), q, k, *([] if v is None else [v]), out_ref]
@@ -263,12 +264,14 @@ class _Consumer:
         layout = self.layout
         stage, out, top, total = carry
         q_smem, k_smem = self.scratch["q_smem"], self.scratch["k_smem"]
+        # 0, but not to the compiler: it would keep all query pieces' addresses over the loop, and spill the sums.
+        zero = jnp.minimum(stage, 0)
         plgpu.barrier_wait(self.scratch["k_full"].at[stage])
 
         def score(acc_ref):
             for piece in range(layout.k_channels // _COLUMNS):
                 keys = k_smem.at[stage, :, pl.ds(piece * _COLUMNS, _COLUMNS)]
-                plgpu.wgmma(acc_ref, q_smem.at[piece], keys.transpose((1, 0)))
+                plgpu.wgmma(acc_ref, q_smem.at[piece + zero], keys.transpose((1, 0)))
             return acc_ref[...]
 
         scores = pl.run_scoped(score, plgpu.ACC((TILE, layout.block), jnp.float32)) * self.scale_log2

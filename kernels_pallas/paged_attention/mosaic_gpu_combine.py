@@ -26,6 +26,7 @@ def combine(
 ) -> None:
     """Completes `out_ref`, of which the attention kernel has written the items held by one CTA."""
     rows = min(_ROWS, layout.tile_rows)
+    pieces = _pieces(layout.v_channels)
 
     def body(lens, high, low, lse, holders, out):
         item = lax.axis_index("item")
@@ -35,7 +36,9 @@ def combine(
         @pl.when(is_dead)
         def _():
             for row in range(rows):
-                out.at[item * layout.tile_rows + first_row + row][...] = jnp.zeros((layout.v_channels,), out.dtype)
+                for columns, placed in pieces:
+                    zeros = plgpu.layout_cast(jnp.zeros((columns.size,), out.dtype), placed)
+                    out[item * layout.tile_rows + first_row + row, columns] = zeros
 
         @pl.when(jnp.logical_not(is_dead))
         def _():
@@ -44,20 +47,30 @@ def combine(
             @pl.when(first < last)
             def _():
                 for row in range(rows):
-                    merged = _merge_row(layout, high, low, lse, first, last, first_row + row)
-                    out.at[item * layout.tile_rows + first_row + row][...] = merged.astype(out.dtype)
+                    for columns, placed in pieces:
+                        merged = _merge_row(layout, high, low, lse, first, last, first_row + row, columns, placed)
+                        out[item * layout.tile_rows + first_row + row, columns] = merged.astype(out.dtype)
 
     plgpu.kernel(
         body,
         out_type=(),
         grid=(layout.num_items, layout.tile_rows // rows),
         grid_names=("item", "rows"),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
     )(lens_B, high, low, lse, holders, out_ref)
 
 
-def _merge_row(layout: Layout, high, low, lse, first: jax.Array, last: jax.Array, row: jax.Array):
-    """One output row: the parts' rows weighted by 2^(their log2 sum)."""
+def _pieces(channels: int) -> list[tuple[object, object]]:
+    """Columns taken at a time, and how a warpgroup's 128 threads hold them."""
+    if channels % 128 == 0:
+        vector = max(size for size in (1, 2, 4) if channels % (128 * size) == 0)
+        return [(pl.ds(0, channels), plgpu.Layout.WG_STRIDED((channels,), vec_size=vector))]
+    return [(pl.ds(column, 64), plgpu.Layout.WGMMA.reduce(0)) for column in range(0, channels, 64)]
+
+
+def _merge_row(layout: Layout, high, low, lse, first: jax.Array, last: jax.Array, row: jax.Array, columns, placed):
+    """Columns of one output row: the parts' rows weighted by 2^(their log2 sum)."""
 
     def step(group, carry):
         top, total, out = carry
@@ -67,7 +80,8 @@ def _merge_row(layout: Layout, high, low, lse, first: jax.Array, last: jax.Array
             index = 2 * jnp.minimum(cta, last) + jnp.where(cta == first, 1, 0)
             part_lse = jnp.where(is_part, lse[index * TILE + row], _MASKED)
             at = index * layout.tile_rows + row
-            value = high[at].astype(jnp.float32) + low[at].astype(jnp.float32)
+            value, rest = (plgpu.load(ref.at[at, columns], layout=placed, optimized=False) for ref in (high, low))
+            value = value.astype(jnp.float32) + rest.astype(jnp.float32)
             new_top = jnp.maximum(top, part_lse)
             decay = jnp.exp2(top - new_top)
             weight = jnp.where(is_part & (part_lse > _MASKED), jnp.exp2(part_lse - new_top), 0.0)
@@ -77,6 +91,7 @@ def _merge_row(layout: Layout, high, low, lse, first: jax.Array, last: jax.Array
         return top, total, out
 
     num_groups = lax.div(last - first + _PARTS, _PARTS)
-    init = (jnp.float32(_MASKED), jnp.float32(0.0), jnp.zeros((layout.v_channels,), jnp.float32))
+    zeros = plgpu.layout_cast(jnp.zeros((columns.size,), jnp.float32), placed)
+    init = (jnp.float32(_MASKED), jnp.float32(0.0), zeros)
     _, total, out = lax.fori_loop(0, num_groups, step, init)
     return out / jnp.where(total == 0.0, 1.0, total)
