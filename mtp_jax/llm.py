@@ -180,7 +180,7 @@ class LLM:
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
         if isinstance(prompt, Mapping):
             if not {*prompt} <= {"prompt", "prompt_token_ids"} or not prompt:
-                return None, (), f"The prompt is {prompt!r}; a dict takes 'prompt', 'prompt_token_ids' and nothing else."
+                return None, (), f"The prompt is {prompt!r}; a dict takes 'prompt' and 'prompt_token_ids' only."
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), *_checked_tokens(prompt["prompt_token_ids"])
             prompt = prompt["prompt"]
@@ -348,7 +348,7 @@ def engine_config(
         speculative_config = _speculative_from(speculative_config)
     if not isinstance(speculative_config, SpeculativeConfig | None):
         raise ConfigError(
-            f"speculative_config is {speculative_config!r}; it must be a SpeculativeConfig, a dict of its fields or None."
+            f"speculative_config is {speculative_config!r}; it must be None, a SpeculativeConfig or a dict."
         )
     limit = family.max_position_embeddings
     if isinstance(max_model_len, int) and max_model_len > limit:

@@ -113,8 +113,10 @@ class SamplingParams:
         defaults = {f.name: f.default for f in fields(self)}
         for name in _REFUSED:
             value = getattr(self, name)
-            empty = value is not None and not _is_real(value) and not value
-            if value != defaults[name] and not empty:
+            empty = isinstance(value, Sequence | Mapping) and not value and defaults[name] is None
+            if empty:
+                continue
+            if not isinstance(value, int | float | None) or value != defaults[name]:
                 return f"{name}={value!r} is not available in this version; leave it at {defaults[name]!r}."
         return None
 
@@ -160,6 +162,10 @@ class SpeculativeConfig:
         if (self.draft_len_schedule is not None) != (self.policy == "schedule"):
             raise ConfigError('draft_len_schedule goes with policy="schedule", and that policy needs it.')
         if self.draft_len_schedule is not None:
+            if not isinstance(self.draft_len_schedule, Mapping):
+                raise ConfigError(
+                    f"draft_len_schedule is {self.draft_len_schedule!r}; it must map batch sizes to draft lengths."
+                )
             object.__setattr__(self, "draft_len_schedule", FrozenMap(self.draft_len_schedule))
             self._check_schedule(self.draft_len_schedule)
 

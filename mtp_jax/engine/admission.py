@@ -12,7 +12,7 @@ def problem_with(request: Request, config: EngineConfig, *, vocab_size: int) -> 
     """The first reason to refuse the request, or None."""
     problem = request.params.problem(
         vocab_size=vocab_size,
-        max_logprobs=config.max_logprobs,
+        max_logprobs=min(config.max_logprobs, vocab_size),
         max_stop_token_ids=config.max_stop_token_ids - len(request.eos_token_ids),
     )
     return problem or _bad_prompt(request, config, vocab_size) or _too_large(request, config)
