@@ -1,0 +1,58 @@
+"""Which proposer a method means, once the checkpoint is known."""
+
+import warnings
+
+import pytest
+
+from mtp_jax.core.config import METHODS, SpeculativeConfig
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.proposers.mtp import MtpEagle, MtpVanilla
+from mtp_jax.proposers.none import NoDraft
+from mtp_jax.proposers.registry import PROPOSERS, resolve_method
+from mtp_jax.testing.toy_family import ToyFamily
+
+
+def spec(method: str | None = "mtp", kmax: int = 5) -> SpeculativeConfig:
+    return SpeculativeConfig(method=method, num_speculative_tokens=kmax)
+
+
+def test_b13_one_layer_is_applied_again_and_again() -> None:
+    assert resolve_method(spec(), ToyFamily(num_mtp_layers=1)) == ("mtp_eagle", 5)
+
+
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_b13_more_layers_draft_one_position_each(num_layers: int) -> None:
+    with pytest.warns(UserWarning, match=rf"num_speculative_tokens=5 .* {num_layers} MTP layers"):
+        assert resolve_method(spec(), ToyFamily(num_mtp_layers=num_layers)) == ("mtp_vanilla", num_layers)
+
+
+def test_b13_what_fits_the_layers_is_not_warned_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert resolve_method(spec(kmax=3), ToyFamily(num_mtp_layers=3)) == ("mtp_vanilla", 3)
+        assert resolve_method(spec(kmax=2), ToyFamily(num_mtp_layers=3)) == ("mtp_vanilla", 2)
+        assert resolve_method(spec("mtp_eagle"), ToyFamily(num_mtp_layers=3)) == ("mtp_eagle", 5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_b13_no_layer_is_an_error_and_never_one_layer(method: str) -> None:
+    with pytest.raises(ConfigError, match="needs MTP layers and this toy checkpoint has none"):
+        resolve_method(spec(method), ToyFamily(num_mtp_layers=0))
+
+
+def test_plain_decoding_needs_no_layer() -> None:
+    assert resolve_method(spec(None, 0), ToyFamily(num_mtp_layers=0)) == (None, 0)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_the_table_builds_what_was_resolved(num_layers: int) -> None:
+    family = ToyFamily(num_mtp_layers=num_layers)
+    assert PROPOSERS["mtp_eagle"](family, spec()) == MtpEagle("coupled")
+    assert PROPOSERS["mtp_vanilla"](family, spec()) == MtpVanilla(num_layers, "coupled")
+    assert PROPOSERS[None](family, spec()) == NoDraft()
+
+
+def test_every_method_of_the_config_is_in_the_table_or_resolves_to_one_that_is() -> None:
+    for method in METHODS:
+        resolved, _ = resolve_method(spec(method, 1), ToyFamily(num_mtp_layers=2))
+        assert resolved in PROPOSERS
