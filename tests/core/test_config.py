@@ -1,0 +1,161 @@
+"""What a configuration refuses at start, and what a request is told: one sentence that names the thing."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from mtp_jax.core.config import (
+    FLOAT32_RANGE,
+    CacheConfig,
+    EngineConfig,
+    SamplingParams,
+    SpeculativeConfig,
+)
+from mtp_jax.core.errors import ConfigError
+
+LIMITS = {"vocab_size": 29, "max_logprobs": 3, "max_stop_token_ids": 4}
+
+REFUSED: dict[str, list[Any]] = {
+    "temperature": [math.nan, math.inf, -0.1, 1e39, 1e-46, "1", None, True],
+    "top_k": [-1, 1.5, "3", None, True],
+    "top_p": [0, -0.5, 1.01, math.nan, 1e-50, "1", None],
+    "min_p": [0.1],
+    "seed": [-1, 2**64, 0.5, "0", True],
+    "max_tokens": [0, -3, 2.0, None, True],
+    "min_tokens": [2],
+    "stop": ["", ["a", ""], ("a", 3), 7, [None]],
+    "stop_token_ids": [[29], [-1], [1.0], [True], "12", 5, [1, 2, 3, 4, 5]],
+    "ignore_eos": [1, "yes", None],
+    "logprobs": [-1, 4, 1.0, "2", True],
+    "prompt_logprobs": [0, 1],
+    "presence_penalty": [0.5],
+    "frequency_penalty": [-0.5],
+    "repetition_penalty": [1.1],
+    "logit_bias": [{3: 1.0}],
+    "bad_words": [["x"]],
+    "n": [2, 0],
+}
+HONOURED: dict[str, list[Any]] = {
+    "temperature": [0, 0.0, 1, 2.5, *FLOAT32_RANGE],
+    "top_k": [0, 1, 28, 2**40],
+    "top_p": [1, 1.0, 0.5, FLOAT32_RANGE[0]],
+    "seed": [None, 0, 2**64 - 1],
+    "max_tokens": [1, 10**9],
+    "stop": [None, "a", ["a", "bc"], (), []],
+    "stop_token_ids": [None, (), [0], (28, 3), [1, 2, 3, 4]],
+    "ignore_eos": [True, False],
+    "logprobs": [None, 0, 3],
+    "logit_bias": [None, {}],
+    "bad_words": [None, [], ()],
+}
+FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_bug_b17_every_sampling_parameter_has_values_that_are_refused(name: str) -> None:
+    """A field that is added must be added here: either it is honoured, or it is refused; it is never ignored."""
+    for value in REFUSED[name]:
+        problem = SamplingParams(**{name: value}).problem(**LIMITS)
+        assert problem is not None, f"{name}={value!r} was let through"
+        assert name in problem
+        assert problem.endswith(".")
+        assert "\n" not in problem
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_what_a_parameter_allows_is_let_through(name: str) -> None:
+    default = SamplingParams.__dataclass_fields__[name].default
+    for value in [default, *HONOURED.get(name, [])]:
+        assert SamplingParams(**{name: value}).problem(**LIMITS) is None
+
+
+def test_a_parameter_that_is_honoured_is_seen_by_a_law() -> None:
+    """What is neither refused altogether nor varied by a strategy or a law would be ignored without a test to notice."""
+    varied = {"temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs"}
+    refused_altogether = set(FIELDS) - set(HONOURED) | {"logit_bias", "bad_words"}
+    assert varied | refused_altogether == set(FIELDS)
+    assert not varied & refused_altogether
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"method": "magic"}, "method is 'magic'; it must be one of 'mtp'"),
+        ({"policy": "best"}, "policy"),
+        ({"near_limit": "none"}, "near_limit"),
+        ({"acceptance": "always"}, "acceptance"),
+        ({"draft_sampling": "random"}, "draft_sampling"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; it must be an integer from 0 to 7"),
+        ({"num_speculative_tokens": 8}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 2.0}, "num_speculative_tokens"),
+        ({"policy": "schedule"}, "draft_len_schedule"),
+        ({"draft_len_schedule": {1: 3}}, "draft_len_schedule"),
+        ({"policy": "schedule", "draft_len_schedule": {}}, "empty"),
+        ({"policy": "schedule", "draft_len_schedule": {4: 2}}, "the first entry must give num_speculative_tokens=3"),
+        ({"policy": "schedule", "draft_len_schedule": {2: 3, 4: 5}}, r"draft_len_schedule\[4\] is 5"),
+        ({"policy": "schedule", "draft_len_schedule": {0: 3}}, "batch size"),
+    ],
+)
+def test_a_speculative_configuration_is_checked_at_start(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        SpeculativeConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_model_len": 1},
+        {"max_model_len": "48"},
+        {"max_num_seqs": 0},
+        {"prefill_chunk": 0},
+        {"readback_depth": 3},
+        {"readback_depth": -1},
+        {"readback_depth": True},
+        {"seed": 2**64},
+        {"seed": -1},
+        {"max_logprobs": -1},
+    ],
+)
+def test_an_engine_configuration_is_checked_at_start(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig(**{"max_model_len": 48, **fields})
+
+
+@pytest.mark.parametrize(("fields", "named"), [({"page_size": 0}, "block_size"), ({"num_pages": 0}, "num_kv_blocks")])
+def test_the_cache_is_named_as_the_user_knows_it(fields: dict[str, int], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        CacheConfig(**fields)
+
+
+def test_configurations_are_hashable_and_frozen() -> None:
+    spec = SpeculativeConfig(policy="schedule", draft_len_schedule={2: 3, 8: 1})
+    config = EngineConfig(max_model_len=48, speculative=spec)
+    assert hash(config) == hash(dataclasses.replace(config))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        spec.draft_len_schedule[2] = 0  # type: ignore[index]
+
+
+def test_pages_follow_from_the_lengths() -> None:
+    config = EngineConfig(max_model_len=33, max_num_seqs=3, cache=CacheConfig(page_size=16))
+    assert (config.pages_per_slot, config.num_pages) == (3, 9)
+    assert dataclasses.replace(config, cache=CacheConfig(page_size=16, num_pages=5)).num_pages == 5
+
+
+def test_plain_decoding_has_no_draft_length() -> None:
+    assert SpeculativeConfig(method=None, num_speculative_tokens=5).num_speculative_tokens == 0
+
+
+def test_host_modules_do_not_load_jax() -> None:
+    """The books run where there is no jax: importing them loads neither it nor numpy."""
+    code = (
+        "import sys; import mtp_jax.core.config, mtp_jax.engine.scheduler, mtp_jax.policies.registry;"
+        "sys.exit(bool({'jax', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

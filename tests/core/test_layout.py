@@ -1,0 +1,143 @@
+"""What the host packs is what the device unpacks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtp_jax.core.config import CacheConfig, EngineConfig, SamplingParams
+from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, OutputColumn
+from mtp_jax.core.shapes import PrefillShape, StepShape
+from mtp_jax.core.types import Logprobs, PrefillInputs, StepInputs, StepOutputs
+from mtp_jax.engine.batch import BatchBuilder
+from mtp_jax.engine.decisions import PrefillDecision, SlotDecision, StepDecision
+from mtp_jax.engine.requests import Request, RequestState
+from mtp_jax.engine.slots import SlotTable
+
+CONFIG = EngineConfig(max_model_len=32, max_num_seqs=4, cache=CacheConfig(page_size=4), max_stop_token_ids=3)
+LOOKAHEAD = 2
+
+all_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from((0.0, 0.7, 2.0**-126, 3e38)),
+    top_k=st.sampled_from((0, 5, 2**40)),
+    top_p=st.sampled_from((1.0, 0.1)),
+    logprobs=st.sampled_from((None, 0, 2)),
+    stop_token_ids=st.lists(st.integers(0, 9), max_size=2, unique=True),
+    max_tokens=st.integers(1, 50),
+)
+
+
+def state_of(name: str, prompt: tuple[int, ...], params: SamplingParams, seed: int) -> RequestState:
+    request = Request(name, prompt, params, seed, eos_token_ids=(11,))
+    return RequestState(request, limit=min(len(prompt) + params.max_tokens, 32) - 1)
+
+
+@given(
+    params=st.lists(all_params, min_size=3, max_size=3),
+    seeds=st.lists(st.integers(0, 2**64 - 1), min_size=3, max_size=3),
+    takes_part=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+def test_decode_inputs_arrive_as_they_were_decided(
+    params: list[SamplingParams], seeds: list[int], takes_part: list[bool]
+) -> None:
+    batch, slots = BatchBuilder(CONFIG, lookahead=LOOKAHEAD), SlotTable(4)
+    seated = [
+        slots.seat(state_of(str(i), (1, 2), params[i], seeds[i]), pages=list(range(3 * i + 1, 3 * i + 1 + i)))
+        for i in range(3)
+    ]
+    decided = tuple(
+        SlotDecision(slot.index, slot.admission, draft_cap=slot.index, num_pages=len(slot.pages), wants_logprobs=False)
+        for slot in seated
+        if takes_part[slot.index]
+    )
+    for _ in range(2):  # the second time from the rows and the upload that were kept
+        packed = batch.build_step_inputs(StepDecision(1, StepShape(4, 3), decided), slots)
+        inputs = StepInputs.unpack(packed, num_stop_ids=3)
+        assert inputs.live.tolist() == [*takes_part, False]
+        for slot in seated:
+            i, request = slot.index, slot.state.request
+            if not takes_part[i]:
+                assert not np.asarray(packed[i]).any() or inputs.sampling.num_logprobs_B[i] == NO_LOGPROBS
+                continue
+            assert int(inputs.draft_cap[i]) == i
+            assert int(inputs.limit[i]) == slot.state.limit
+            assert inputs.page_table_BP[i].tolist() == slot.pages + [0] * (8 - i)
+            stops = list(request.stop_ids)
+            assert inputs.stop_ids_BI[i].tolist() == stops + [NO_TOKEN] * (3 - len(stops))
+            sampling = inputs.sampling
+            high, low = (int(half) for half in sampling.key_B2[i])
+            assert (high << 32) + low == seeds[i]
+            assert np.float32(sampling.temperature_B[i]) == np.float32(params[i].temperature)
+            assert np.float32(sampling.top_p_B[i]) == np.float32(params[i].top_p)
+            assert int(sampling.top_k_B[i]) == min(params[i].top_k, 2**31 - 1)
+            assert int(sampling.num_logprobs_B[i]) == (
+                NO_LOGPROBS if params[i].logprobs is None else params[i].logprobs
+            )
+
+
+def test_a_row_that_was_kept_follows_the_slot() -> None:
+    """More pages, and another owner of the slot: neither is served from the row kept."""
+    batch, slots = BatchBuilder(CONFIG, lookahead=LOOKAHEAD), SlotTable(4)
+    first = slots.seat(state_of("a", (1,), SamplingParams(), 1), pages=[5])
+
+    def table(slot: object) -> list[int]:
+        decided = SlotDecision(0, slots.find(0, slot.admission).admission, 0, 1, wants_logprobs=False)  # type: ignore[union-attr, attr-defined]
+        packed = batch.build_step_inputs(StepDecision(1, StepShape(1, 0), (decided,)), slots)
+        return StepInputs.unpack(packed, num_stop_ids=3).page_table_BP[0].tolist()
+
+    assert table(first)[:2] == [5, 0]
+    first.pages.append(6)
+    assert table(first)[:2] == [5, 6]
+    slots.vacate(first)
+    second = slots.seat(state_of("b", (1,), SamplingParams(), 2), pages=[7, 8])
+    assert table(second)[:2] == [7, 8]
+
+
+@given(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple), data=st.data())
+def test_prefill_inputs_arrive_with_the_tokens_ahead(prompt: tuple[int, ...], data: st.DataObject) -> None:
+    batch, slots = BatchBuilder(CONFIG, lookahead=LOOKAHEAD), SlotTable(4)
+    slot = slots.seat(state_of("a", prompt, SamplingParams(), 3), pages=[1, 2, 3])
+    start = data.draw(st.integers(0, len(prompt) - 1))
+    num_tokens = data.draw(st.integers(1, len(prompt) - start))
+    slot.pending_token = data.draw(st.none() | st.integers(0, 9))
+    is_last = start + num_tokens == len(prompt)
+    decision = PrefillDecision(1, PrefillShape(16), 0, slot.admission, start, num_tokens, is_last, wants_logprobs=False)
+    packed = batch.build_prefill_inputs(decision, slots)
+    inputs = PrefillInputs.unpack(packed, num_stop_ids=3, num_tokens=16 + LOOKAHEAD)
+    facts = [inputs.slot, inputs.start, inputs.num_tokens, inputs.num_known, inputs.is_last, inputs.pending_token]
+    expected = [
+        0,
+        start,
+        num_tokens,
+        len(prompt),
+        is_last,
+        NO_TOKEN if slot.pending_token is None else slot.pending_token,
+    ]
+    assert [fact.tolist() for fact in facts] == [[fact] for fact in expected]
+    ahead = prompt[start : start + num_tokens + LOOKAHEAD]
+    assert inputs.tokens_YT[0, : len(ahead)].tolist() == list(ahead)
+    assert inputs.inputs.live.tolist() == [True]
+    assert inputs.inputs.page_table_BP[0, :3].tolist() == [1, 2, 3]
+
+
+def test_outputs_keep_their_order() -> None:
+    outputs = StepOutputs(
+        tokens_BE=jnp.array([[10, 11, 12]]),
+        num_emitted=jnp.array([1]),
+        num_accepted=jnp.array([2]),
+        num_drafted=jnp.array([3]),
+        committed_len=jnp.array([4]),
+        finished=jnp.array([True]),
+        drafts_BK=jnp.array([[20, 21]]),
+        target_tokens_BW=jnp.array([[30, 31, 32]]),
+        logprobs=Logprobs(*jax.tree.map(jnp.zeros, ((1, 3), (1, 3, 1), (1, 3, 1), (1, 3)), is_leaf=is_shape)),
+    )
+    packed = outputs.pack().small_BX[0].tolist()
+    assert packed[: len(OutputColumn)] == [1, 2, 3, 4, 1]
+    assert packed[len(OutputColumn) :] == [10, 11, 12, 20, 21, 30, 31, 32]
+
+
+def is_shape(x: object) -> bool:
+    return isinstance(x, tuple) and all(isinstance(size, int) for size in x)
