@@ -1,0 +1,109 @@
+"""Bad requests end alone, with a sentence; those beside them are served as if they had not been there."""
+
+from typing import Any
+
+import pytest
+
+from mtp_jax.core.config import FinishReason, SamplingParams
+from mtp_jax.engine.requests import Request
+from mtp_jax.testing.driving import run_plan
+from mtp_jax.testing.engines import restart
+from tests.core.test_config import FIELDS, REFUSED
+from tests.laws.support import THREE_SLOTS, assert_plain, request
+
+LONGEST = 47  # max_model_len 48, and one output token
+
+BAD_PROMPTS: list[tuple[str, tuple[Any, ...], str]] = [
+    ("empty", (), "The prompt is empty; it needs at least one token."),
+    ("too long", (1,) * 48, f"The prompt has 48 tokens; with max_model_len=48 at most {LONGEST} leave room"),
+    ("id too large", (1, 29), "The prompt contains token id 29; ids are integers from 0 to 28."),
+    ("id negative", (-1, 2), "The prompt contains token id -1"),
+    ("id a float", (1, 2.0), "The prompt contains token id 2.0"),
+    ("id a truth value", (True, 2), "The prompt contains token id True"),
+    ("id a string", ("1",), "The prompt contains token id '1'"),
+]
+
+
+def served_beside(bad: Request, **options: Any) -> Any:
+    """What becomes of a bad request between two good ones, which must not notice it."""
+    engine = restart(THREE_SLOTS(), **options)
+    good = [request("before", (3, 1), temperature=0.0, max_tokens=6), request("after", (4, 1), max_tokens=5)]
+    run = run_plan(engine, [good[0], bad, good[1]])
+    assert_plain(engine, good, run)
+    assert not engine.has_work
+    last = run.finished[bad.request_id]
+    assert last.finish_reason is FinishReason.REJECTED
+    assert last.new_tokens == ()
+    assert last.error is not None
+    return last
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"), [case[1:] for case in BAD_PROMPTS], ids=[case[0] for case in BAD_PROMPTS]
+)
+def test_a_bad_prompt_is_rejected_alone(prompt: tuple[Any, ...], sentence: str) -> None:
+    last = served_beside(Request("bad", prompt, SamplingParams(temperature=0.0), seed=0))
+    assert last.error.startswith(sentence)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_bad_parameter_is_rejected_alone(name: str) -> None:
+    for value in REFUSED[name]:
+        params = SamplingParams(**{name: value})
+        last = served_beside(Request("bad", (1, 2), params, seed=0))
+        assert name in last.error
+
+
+def test_a_request_that_the_pool_can_never_hold_is_rejected_alone() -> None:
+    bad = request("bad", (1,) * 10, temperature=0.0, max_tokens=30)
+    last = served_beside(bad, num_pages=9)
+    assert last.error == (
+        "The request needs 10 KV blocks of 4 tokens for its 40 tokens; the cache has 9. "
+        "Lower max_tokens or raise num_kv_blocks."
+    )
+
+
+def test_the_largest_request_that_the_pool_can_hold_is_served() -> None:
+    """39 positions in ten pages of four: its last token needs no KV."""
+    engine = restart(THREE_SLOTS(), num_pages=10)
+    largest = request("largest", (1,) * 10, temperature=0.0, max_tokens=31)
+    run = run_plan(engine, [largest])
+    assert_plain(engine, [largest], run)
+
+
+def test_more_tokens_than_the_model_has_room_for_end_by_length() -> None:
+    engine = restart(THREE_SLOTS())
+    one = request("a", (2,) * LONGEST, temperature=0.0, max_tokens=10**9)
+    last = run_plan(engine, [one]).finished["a"]
+    assert (len(last.state.tokens), last.finish_reason) == (1, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 2])
+def test_bug_b29_the_smallest_budgets(max_tokens: int) -> None:
+    """None is refused, one is one, two are two; with and without drafts."""
+    one = request("a", (2, 3), temperature=0.0, max_tokens=max_tokens)
+    for depth in range(3):
+        last = run_plan(restart(THREE_SLOTS(), readback_depth=depth), [one]).finished["a"]
+        assert len(last.state.tokens) == max_tokens
+        assert last.finish_reason is (FinishReason.LENGTH if max_tokens else FinishReason.REJECTED)
+
+
+def test_stop_ids_and_ends_of_text_share_the_room_for_stops() -> None:
+    """Four fit; two of them are the model's own, whether or not they are ignored."""
+    fits = request("fits", (1,), temperature=0.0, max_tokens=3, eos=(7, 8), stop_token_ids=(9, 10))
+    engine = restart(THREE_SLOTS())
+    assert_plain(engine, [fits], run_plan(engine, [fits]))
+    last = served_beside(request("bad", (1,), temperature=0.0, eos=(7, 8), stop_token_ids=(9, 10, 11)))
+    assert last.error == "stop_token_ids has 3 entries; at most 2 fit a request."
+
+
+def test_an_ignored_end_of_text_does_not_end_a_request() -> None:
+    engine = restart(THREE_SLOTS())
+    plain = run_plan(engine, [request("a", (5, 5), temperature=0.0, max_tokens=12)]).finished["a"].state.tokens
+    eos = (plain[3],)
+    stopped = request("a", (5, 5), temperature=0.0, max_tokens=12, eos=eos)
+    ignoring = request("b", (5, 5), temperature=0.0, max_tokens=12, eos=eos, ignore_eos=True)
+    run = run_plan(restart(THREE_SLOTS()), [stopped, ignoring])
+    assert run.finished["a"].state.tokens == plain[: plain.index(eos[0]) + 1]
+    assert run.finished["b"].state.tokens == plain
+    assert run.finished["b"].finish_reason is FinishReason.LENGTH
