@@ -22,7 +22,7 @@ from mtp_jax.engine.launch import OnShape
 from mtp_jax.engine.requests import Progress, Request, StepRecord
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
-from mtp_jax.text import Detokenizer, load_tokenizer
+from mtp_jax.text import Detokenizer, encode, load_tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -188,9 +188,10 @@ class LLM:
             return None, *_checked_tokens(prompt)
         if self.tokenizer is None:
             return prompt, (), "The prompt is text and this model has no tokenizer; give token ids."
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            return prompt, (), "The prompt contains a lone surrogate; it must be text that UTF-8 can write."
-        return prompt, self.tokenizer.encode(prompt).ids, None
+        try:
+            return prompt, encode(self.tokenizer, prompt), None
+        except ConfigError as error:
+            return prompt, (), str(error)
 
     def _progress_of(self, job: "_Job") -> Iterator[None]:
         """Steps until the job is finished. Raises `ConfigError` if it is refused, before or by admission."""

@@ -6,13 +6,26 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.requests import Cut
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The folder's `tokenizer.json`, or None when it has none (token ids only)."""
+    """The folder's `tokenizer.json`, or None when it has none (token ids only). `ConfigError` for a damaged one."""
     file = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(file)) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare `Exception` for a damaged file
+        raise ConfigError(f"{file} is no tokenizer: {error}.") from None
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of `text`. `ConfigError` for a lone surrogate, such as a byte of the command line that is no UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError("The prompt contains a lone surrogate; it must be text that UTF-8 can write.")
+    return tokenizer.encode(text).ids
 
 
 class Detokenizer:

@@ -35,6 +35,8 @@ def find_model(model: str | Path) -> Path:
 
     `CheckpointError` where there is neither.
     """
+    if not isinstance(model, str | Path):
+        raise CheckpointError(f"model is {model!r}; it must be the name of a bundled model or a folder.")
     if isinstance(model, str) and model in bundled_names():
         return bundled_path(model)
     folder = Path(model).expanduser()
@@ -65,7 +67,9 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{file} is not JSON: {error}.") from None
 
 

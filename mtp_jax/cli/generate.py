@@ -24,6 +24,7 @@ from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
 from mtp_jax.outputs import RequestOutput
+from mtp_jax.text import encode
 
 
 def add_options(parser: Parser) -> None:
@@ -78,7 +79,7 @@ def _check_usage(options: Namespace) -> None:
 def _tokens_of(prompt: str, model: Model) -> tuple[int, ...]:
     if model.tokenizer is None:
         raise ConfigError("This model has no tokenizer, and the prompt is text; use LLM.generate with token ids.")
-    return tuple(model.tokenizer.encode(prompt).ids)
+    return tuple(encode(model.tokenizer, prompt))
 
 
 def _write(llm: LLM, text: str, prompt: tuple[int, ...], params: SamplingParams) -> tuple[RequestOutput, Acceptance]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from mtp_jax.acceptance.registry import RULES
 from mtp_jax.core.config import EngineConfig, FinishReason
+from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.shapes import ShapeGrid
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.batch import BatchBuilder
@@ -41,6 +42,9 @@ class Engine:
         dtype: jnp.dtype = _FLOAT32,
         on_shape: OnShape | None = None,
     ) -> None:
+        num_eos, room = len(family.eos_token_ids), config.max_stop_token_ids
+        if num_eos > room:
+            raise ConfigError(f"the model has {num_eos} end-of-text ids; at most {room} are allowed.")
         method, max_draft_len = resolve_method(config.speculative, family)
         speculative = config.speculative
         if max_draft_len != speculative.num_speculative_tokens:

@@ -88,7 +88,7 @@ class HfConfig:
         """None, one id, or a list of ids."""
         value = self.get(name, [])
         ids = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if not all(isinstance(token, int) and token >= 0 for token in ids):
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
             raise ConfigError(f"config field {name!r} is {value!r}; it must be a token id or a list of token ids.")
         return ids
 
@@ -97,7 +97,7 @@ class HfConfig:
         for name, value in self._fields.items():
             if name in self._read or name in _HARMLESS or value in _NEUTRAL:
                 continue
-            if name == "layer_types" and set(value) == {"full_attention"}:
+            if name == "layer_types" and isinstance(value, list) and all(kind == "full_attention" for kind in value):
                 continue
             if name in _ALLOWED:
                 self.choice(name, "")

@@ -26,7 +26,7 @@ def family_from_config(config: Mapping[str, Any], tensor_names: Collection[str] 
     mtp_jax.core.errors.ConfigError: config field 'model_type' is 'gpt2'; allowed: 'deepseek_v3', 'glm4_moe'.
     """
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         allowed = ", ".join(repr(name) for name in FAMILIES)
         raise ConfigError(f"config field 'model_type' is {model_type!r}; allowed: {allowed}.")
     fields = HfConfig(config)

@@ -143,7 +143,7 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
     fields = _rope_fields(config)
     theta = positive_number(fields.get("rope_theta", config.get("rope_theta", 10000.0)), "config field 'rope_theta'")
     kind = fields.get("rope_type", fields.get("type", "default"))
-    if kind not in _FIELDS_OF_KIND:
+    if not isinstance(kind, str) or kind not in _FIELDS_OF_KIND:
         raise ConfigError(f"config field 'rope_type' is {kind!r}; allowed: {', '.join(map(repr, _FIELDS_OF_KIND))}.")
     unknown = sorted(fields.keys() - {*_FIELDS_OF_KIND[kind], *_COMMON_FIELDS})
     if unknown:
