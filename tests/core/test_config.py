@@ -74,7 +74,7 @@ def test_what_a_parameter_allows_is_let_through(name: str) -> None:
 
 
 def test_a_parameter_that_is_honoured_is_seen_by_a_law() -> None:
-    """What is neither refused altogether nor varied by a strategy or a law would be ignored without a test to notice."""
+    """A parameter that is neither refused altogether nor varied by a strategy or a law could be ignored unnoticed."""
     varied = {"temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs"}
     refused_altogether = set(FIELDS) - set(HONOURED) | {"logit_bias", "bad_words"}
     assert varied | refused_altogether == set(FIELDS)
