@@ -9,6 +9,7 @@ from mtp_jax.core.errors import InvariantError
 from mtp_jax.engine.decisions import PrefillDecision, StepDecision
 from mtp_jax.policies.api import PolicyView, StepStats
 from mtp_jax.testing.fake_device import HostModel, numbered_request
+from mtp_jax.testing.strategies import acceptance_masks
 
 
 def host(
@@ -212,3 +213,39 @@ def test_bug_b35_every_step_makes_progress(data: st.DataObject) -> None:
         num_emitted = emitted
         assert quiet <= 12
     model.finish()
+
+
+@given(masks=st.lists(acceptance_masks(3), min_size=1, max_size=8), preempt_at=st.integers(0, 8))
+def test_bug_b34_counts_stay_in_bounds_through_preemption(masks: list[tuple[bool, ...]], preempt_at: int) -> None:
+    """Whatever is right, and whoever is taken off with a step in flight: 0 <= accepted <= drafted in every record."""
+    model = host(num_slots=1, depth=2)
+    model.submit(numbered_request(0, prompt_len=2, max_tokens=25))
+    for step, mask in enumerate(masks * 4):
+        if step == preempt_at:
+            model.preempt("0")
+        model.step(3, (next((j for j, is_right in enumerate(mask) if not is_right), 3),))
+        model.check()
+    model.finish()
+    state = model.finished["0"].state
+    assert all(0 <= record.num_accepted <= len(record.drafts) <= record.draft_cap for record in state.records)
+    assert state.metrics.num_accepted_tokens == sum(record.num_accepted for record in state.records)
+
+
+@pytest.mark.long
+def test_bug_b79_ten_thousand_requests_leak_nothing() -> None:
+    """Short requests of all kinds, some stopped, some cancelled: at the end every page is free."""
+    model = host(num_slots=4, num_pages=40, page_size=2)
+    for number in range(10_000):
+        model.submit(
+            numbered_request(
+                number,
+                prompt_len=1 + number % 9,
+                max_tokens=1 + number % 7,
+                stop_after=number % 5 if number % 3 == 0 else None,
+            )
+        )
+        if number % 11 == 0:
+            model.cancel(str(number))
+        for _ in range(2):
+            model.step(number % 4, (number % 5, number % 3))
+    model.finish(100_000)

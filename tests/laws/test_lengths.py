@@ -10,7 +10,7 @@ from mtp_jax.testing.driving import run_plan
 from mtp_jax.testing.engines import poison, restart
 from mtp_jax.testing.oracle import plain_token
 from mtp_jax.testing.policies import ScriptedDraftLen
-from tests.laws.support import PAGES_OF_1, PAGES_OF_16, PAGES_OF_64, assert_plain, request, toy
+from tests.laws.support import ENGINES, PAGES_OF_1, PAGES_OF_16, PAGES_OF_64, assert_plain, request, toy
 
 
 def prompt_with(engine: Engine, *, length: int, num_right: int) -> tuple[int, ...]:
@@ -87,3 +87,17 @@ def test_bug_b82_pages_cover_what_is_written(draft_len: int) -> None:
     running = restart(engine, policy=ScriptedDraftLen((draft_len,)))
     poison(running)
     assert_plain(running, requests, run_plan(running, requests))
+
+
+@pytest.mark.parametrize("build", ENGINES.values(), ids=list(ENGINES))
+def test_bug_b118_drafts_do_not_depend_on_the_chunks(build: Callable[[], Engine]) -> None:
+    """Prompts of 1 to 38 tokens, in chunks of 16, 5, 3 and 1: the first drafts see the prompt's own tokens."""
+    engine = build()
+    requests = [
+        request(str(n), tuple(i * i % 29 for i in range(n)), temperature=0.0, max_tokens=3) for n in range(1, 39)
+    ]
+    running = restart(engine)
+    poison(running)
+    run = run_plan(running, requests)
+    assert_plain(running, requests, run)
+    assert all(run.finished[one.request_id].state.records[0].drafts for one in requests[:30])
