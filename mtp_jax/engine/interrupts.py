@@ -2,13 +2,13 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Generator[None, None, None]:
     """Holds SIGINT back until the block ends; a second one goes through at once.
 
     Python raises `KeyboardInterrupt` between any two instructions. Between a launch, which takes the device state as a
