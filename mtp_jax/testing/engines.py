@@ -4,6 +4,7 @@ An engine's compiled programs depend on its configuration; its books do not. `to
 same programs empty books, with another policy, readback depth, page budget or near-limit rule.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -89,8 +90,7 @@ def restart(
         max_model_len=config.max_model_len if max_model_len is None else max_model_len,
         speculative=replace(config.speculative, near_limit=near_limit),
     )
-    again = object.__new__(Engine)
-    again.__dict__.update(engine.__dict__)
+    again = copy.copy(engine)
     again.config = config
     again.scheduler = Scheduler(config, engine.grid, policy or FixedDraftLen())
     again._readback = Readback(readback_depth)
