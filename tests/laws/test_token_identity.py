@@ -4,7 +4,7 @@ The drafts are checked too: an MTP layer with a hole in its cache, or one that s
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp_jax.engine.engine import Engine
@@ -19,6 +19,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return request.param()
 
 
+@settings(max_examples=3 * settings().max_examples)
 @given(data=st.data())
 def test_tokens_are_those_of_plain_decoding(engine: Engine, data: st.DataObject) -> None:
     config = engine.config
