@@ -1,30 +1,26 @@
 """`LLM`: what a notebook or a script uses. Text, tokenizer and outputs around an `Engine` of token ids."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
-from numbers import Integral
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from kernels_pallas.paged_attention import select_backend
 from mtp_jax.checkpoints import load_model
-from mtp_jax.core.config import CacheConfig, EngineConfig, FinishReason, SamplingParams, SpeculativeConfig
+from mtp_jax.core.config import FinishReason, SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.launch import OnShape
 from mtp_jax.engine.requests import Progress, Request, StepRecord
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
+from mtp_jax.prompts import Prompt, checked_tokens, one_params, params_for, prompt_list
 from mtp_jax.text import Detokenizer, encode, load_tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -47,6 +43,7 @@ class LLM:
         on_shape: OnShape | None = None,
         **options: Any,
     ) -> None:
+        check_option_names(options)
         loaded = load_model(model, dtype=resolve_dtype(dtype))
         self._start(
             loaded.family,
@@ -88,6 +85,7 @@ class LLM:
         self.family = family
         self.tokenizer = tokenizer
         self.dtype = dtype
+        check_option_names(options)
         config = engine_config(family, speculative_config, **options)
         self.engine = Engine(family, weights, config, dtype=dtype, on_shape=on_shape)
         self._num_requests = 0
@@ -103,11 +101,11 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A request that cannot be served comes back rejected; the others go on."""
-        prompt_list = _prompt_list(prompts)
-        params_list = _params_for(prompt_list, sampling_params)
+        given = prompt_list(prompts)
+        params_list = params_for(given, sampling_params)
         jobs = [
             self._job(prompt, params, index)
-            for index, (prompt, params) in enumerate(zip(prompt_list, params_list, strict=True))
+            for index, (prompt, params) in enumerate(zip(given, params_list, strict=True))
         ]
         with tqdm(total=len(jobs), desc="requests", unit="req", disable=None if use_tqdm else True) as bar:
             self._run(jobs, on_finished=lambda: bar.update())
@@ -119,7 +117,7 @@ class LLM:
         The generator's return value (`output = yield from llm.stream(...)`) is what `generate` would have returned.
         Raises `ConfigError` if the request is refused. Closing the iterator cancels the request.
         """
-        job = self._job(prompt, _one_params(params), 0)
+        job = self._job(prompt, one_params(params), 0)
         if self.tokenizer is None:
             raise ConfigError("stream gives text and this model has no tokenizer; use generate with token ids.")
         num_sent = 0
@@ -132,7 +130,7 @@ class LLM:
 
     def trace(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepRecord]:
         """One record per decode step: what was drafted, what the target said, what was emitted."""
-        job = self._job(prompt, _one_params(params), 0, wants_trace=True)
+        job = self._job(prompt, one_params(params), 0, wants_trace=True)
         num_sent = 0
         for _ in self._progress_of(job):
             fresh = job.records[num_sent:]
@@ -182,10 +180,10 @@ class LLM:
             if not {*prompt} <= {"prompt", "prompt_token_ids"} or not prompt:
                 return None, (), f"The prompt is {prompt!r}; a dict takes 'prompt' and 'prompt_token_ids' only."
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), *_checked_tokens(prompt["prompt_token_ids"])
+                return prompt.get("prompt"), *checked_tokens(prompt["prompt_token_ids"])
             prompt = prompt["prompt"]
         if not isinstance(prompt, str):
-            return None, *_checked_tokens(prompt)
+            return None, *checked_tokens(prompt)
         if self.tokenizer is None:
             return prompt, (), "The prompt is text and this model has no tokenizer; give token ids."
         try:
@@ -319,122 +317,7 @@ class _Job:
         return RequestOutput(request.request_id, self._prompt, list(request.prompt), [completion], state.metrics)
 
 
-def engine_config(
-    family: ModelFamily,
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | None,
-    *,
-    max_model_len: int | None = None,
-    max_num_seqs: int = 8,
-    block_size: int = 16,
-    num_kv_blocks: int | None = None,
-    attention_backend: str = "auto",
-    mesh: Mapping[str, int] | None = None,
-    async_scheduling: bool = True,
-    readback_depth: int = 1,
-    prefill_chunk: int = 256,
-    enable_prefix_caching: bool = False,
-    numerics: str = "fast",
-    seed: int = 0,
-) -> EngineConfig:
-    """The engine's configuration from `LLM`'s options; what cannot be honoured is refused."""
-    if mesh is not None and not (isinstance(mesh, Mapping) and all(size == 1 for size in mesh.values())):
-        raise ConfigError(f"mesh={mesh!r} is not available in this version; leave it at None.")
-    if not isinstance(async_scheduling, bool):
-        raise ConfigError(f"async_scheduling is {async_scheduling!r}; it must be True or False.")
-    if enable_prefix_caching:
-        raise ConfigError("enable_prefix_caching=True is not available in this version; leave it at False.")
-    if numerics != "fast":
-        raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
-    if isinstance(speculative_config, Mapping):
-        speculative_config = _speculative_from(speculative_config)
-    if not isinstance(speculative_config, SpeculativeConfig | None):
-        raise ConfigError(
-            f"speculative_config is {speculative_config!r}; it must be None, a SpeculativeConfig or a dict."
-        )
-    limit = family.max_position_embeddings
-    if isinstance(max_model_len, int) and max_model_len > limit:
-        raise ConfigError(f"max_model_len is {max_model_len}; this model has max_position_embeddings={limit}.")
-    return EngineConfig(
-        max_model_len=limit if max_model_len is None else max_model_len,
-        max_num_seqs=max_num_seqs,
-        cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
-        speculative=speculative_config or SpeculativeConfig(method=None),
-        attention_backend=_backend(attention_backend),
-        prefill_chunk=prefill_chunk,
-        readback_depth=readback_depth if async_scheduling else 0,
-        seed=seed,
-    )
-
-
-def _backend(name: str) -> str:
-    try:
-        return select_backend(name, jax.default_backend())
-    except ValueError as error:  # the kernels know no error of ours
-        raise ConfigError(str(error)) from error
-
-
-def resolve_dtype(dtype: str) -> str | None:
-    """The dtype to load in; for "auto" float32 on a CPU and the checkpoint's own (None) on accelerators."""
-    if dtype == "auto":
-        return "float32" if jax.default_backend() == "cpu" else None
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise ConfigError(f"dtype is {dtype!r}; it must be 'auto', 'float32', 'bfloat16' or 'float16'.")
-    return dtype
-
-
 def derived_seed(llm_seed: int, index: int, sample: int) -> int:
     """The seed of a request that brought none: from the LLM's seed, its index in the call and the sample number."""
     digest = hashlib.blake2b(f"{llm_seed},{index},{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
-
-
-def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
-    known = SpeculativeConfig.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"speculative_config has no field {name!r}; it has {', '.join(known)}.")
-    return replace(SpeculativeConfig(), **options)
-
-
-def _prompt_list(prompts: Any) -> list[Any]:
-    """One prompt, or several, as a list of prompts; what is no prompt in it is left for its own request to name."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
-        raise ConfigError(f"prompts is {prompts!r}; it must be text, a list of token ids, or a list of these.")
-    items = list(prompts)
-    is_one = bool(items) and all(isinstance(item, Integral) for item in items)
-    return [items] if is_one else items
-
-
-def _checked_tokens(tokens: Any) -> tuple[tuple[Any, ...], str | None]:
-    """Token ids as plain integers; what is no integer is left for admission to name."""
-    if not isinstance(tokens, Iterable) or isinstance(tokens, str | bytes | Set | Mapping):
-        return (), f"The prompt is {tokens!r}; it must be text or a list of token ids."
-    return tuple(int(token) if _is_integral(token) else token for token in tokens), None
-
-
-def _is_integral(token: Any) -> bool:
-    return isinstance(token, Integral) and not isinstance(token, bool)
-
-
-def _one_params(params: Any) -> SamplingParams:
-    if params is None:
-        return SamplingParams()
-    if not isinstance(params, SamplingParams):
-        raise ConfigError(f"params is {params!r}; it must be a SamplingParams.")
-    return params
-
-
-def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * len(prompts)
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
-    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise ConfigError(f"sampling_params is {params!r}; it must be a SamplingParams, or a list with one each.")
-    if len(params) != len(prompts):
-        raise ConfigError(f"{len(prompts)} prompts came with {len(params)} sampling_params; give one, or one each.")
-    return list(params)

@@ -13,7 +13,7 @@ from mtp_jax import LLM, SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.requests import StepRecord
-from mtp_jax.llm import engine_config
+from mtp_jax.options import engine_config
 from mtp_jax.testing.engines import without_optimizations
 from mtp_jax.testing.toy_family import ToyFamily
 

@@ -19,8 +19,9 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import Request
-from mtp_jax.llm import LLM, engine_config, resolve_dtype
+from mtp_jax.llm import LLM
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.options import engine_config, resolve_dtype
 from mtp_jax.proposers.registry import resolve_method
 from mtp_jax.text import load_tokenizer
 

@@ -87,10 +87,11 @@ def evaluate_heads(
         totals = {name: totals.get(name, 0) + np.asarray(value, np.float64) for name, value in batch.items()}
     steps = totals["steps"]
     cumulative = totals["accepted"] / steps
+    reached = np.concatenate([[1.0], cumulative[:-1]])
     frequency = {name: totals[name] / totals[name].sum(-1, keepdims=True) for name in ("target_ids", "draft_ids")}
     return HeadsReport(
         num_steps=int(steps),
-        conditional=_floats(cumulative / np.concatenate([[1.0], cumulative[:-1]])),
+        conditional=_floats(np.divide(cumulative, reached, out=np.zeros_like(cumulative), where=reached > 0)),
         cumulative=_floats(cumulative),
         control=_floats(totals["control"] / steps),
         chance=_floats(frequency["draft_ids"] @ frequency["target_ids"]),

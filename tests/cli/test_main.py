@@ -13,7 +13,7 @@ import yaml
 
 from mtp_jax.cli import main
 from mtp_jax.cli.start import compile_cache_folder, num_programs, use_compile_cache
-from mtp_jax.llm import engine_config
+from mtp_jax.options import engine_config
 from mtp_jax.testing.toy_family import ToyFamily
 
 

@@ -1,0 +1,95 @@
+"""An `LLM`'s options as an `EngineConfig`: what cannot be honoured is refused, by name."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from inspect import Parameter, signature
+from typing import Any
+
+import jax
+
+from kernels_pallas.paged_attention import select_backend
+from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.models.api import ModelFamily
+
+
+def engine_config(
+    family: ModelFamily,
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None,
+    *,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 8,
+    block_size: int = 16,
+    num_kv_blocks: int | None = None,
+    attention_backend: str = "auto",
+    mesh: Mapping[str, int] | None = None,
+    async_scheduling: bool = True,
+    readback_depth: int = 1,
+    prefill_chunk: int = 256,
+    enable_prefix_caching: bool = False,
+    numerics: str = "fast",
+    seed: int = 0,
+) -> EngineConfig:
+    """The engine's configuration from `LLM`'s options; what cannot be honoured is refused."""
+    if mesh is not None and not (isinstance(mesh, Mapping) and dict(mesh).items() <= {"data": 1, "model": 1}.items()):
+        raise ConfigError(f"mesh={mesh!r} is not available in this version; leave it at None.")
+    if not isinstance(async_scheduling, bool):
+        raise ConfigError(f"async_scheduling is {async_scheduling!r}; it must be True or False.")
+    if enable_prefix_caching:
+        raise ConfigError("enable_prefix_caching=True is not available in this version; leave it at False.")
+    if numerics != "fast":
+        raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
+    if isinstance(speculative_config, Mapping):
+        speculative_config = _speculative_from(speculative_config)
+    if not isinstance(speculative_config, SpeculativeConfig | None):
+        raise ConfigError(
+            f"speculative_config is {speculative_config!r}; it must be None, a SpeculativeConfig or a dict."
+        )
+    limit = family.max_position_embeddings
+    if isinstance(max_model_len, int) and max_model_len > limit:
+        raise ConfigError(f"max_model_len is {max_model_len}; this model has max_position_embeddings={limit}.")
+    config = EngineConfig(
+        max_model_len=limit if max_model_len is None else max_model_len,
+        max_num_seqs=max_num_seqs,
+        cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
+        speculative=speculative_config or SpeculativeConfig(method=None),
+        attention_backend=_backend(attention_backend),
+        prefill_chunk=prefill_chunk,
+        readback_depth=readback_depth,
+        seed=seed,
+    )
+    return config if async_scheduling else replace(config, readback_depth=0)
+
+
+def check_option_names(options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an option that `engine_config` does not have; costs nothing, so it comes first."""
+    known = [
+        name for name, option in signature(engine_config).parameters.items() if option.kind is Parameter.KEYWORD_ONLY
+    ]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"LLM has no option {name!r}; it has {', '.join(known)}.")
+
+
+def _backend(name: str) -> str:
+    try:
+        return select_backend(name, jax.default_backend())
+    except ValueError as error:  # the kernels know no error of ours
+        raise ConfigError(str(error)) from error
+
+
+def resolve_dtype(dtype: str) -> str | None:
+    """The dtype to load in; for "auto" float32 on a CPU and the checkpoint's own (None) on accelerators."""
+    if dtype == "auto":
+        return "float32" if jax.default_backend() == "cpu" else None
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"dtype is {dtype!r}; it must be 'auto', 'float32', 'bfloat16' or 'float16'.")
+    return dtype
+
+
+def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
+    known = SpeculativeConfig.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"speculative_config has no field {name!r}; it has {', '.join(known)}.")
+    return replace(SpeculativeConfig(), **options)

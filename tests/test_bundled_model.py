@@ -1,0 +1,58 @@
+"""The model that ships, on the CPU: drafts change nothing, and coupled drafts agree more often than argmax ones."""
+
+from functools import cache
+
+import pytest
+
+from mtp_jax import LLM, SamplingParams
+from mtp_jax.outputs import RequestOutput
+
+pytestmark = pytest.mark.standard_promotion("the tokenizer's and the model's own float32 path, as users run it")
+
+PROMPTS = ("def read_config(path):", "The President said to the Congress", "To install the package, run", "class Parser:")
+NUM_TOKENS = 80
+
+
+@cache
+def llm(draft_sampling: str | None) -> LLM:
+    speculative = {"method": "mtp", "num_speculative_tokens": 2, "draft_sampling": draft_sampling}
+    return LLM(
+        "tiny-mtp",
+        speculative_config=speculative if draft_sampling else None,
+        max_model_len=112,
+        max_num_seqs=1,
+        prefill_chunk=16,
+    )
+
+
+@cache
+def outputs(draft_sampling: str | None, temperature: float) -> list[RequestOutput]:
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for seed in range(len(PROMPTS))
+    ]
+    return llm(draft_sampling).generate(list(PROMPTS), params, use_tqdm=False)
+
+
+def acceptance(draft_sampling: str, temperature: float) -> float:
+    """Share of all drafts that were accepted."""
+    metrics = [output.metrics for output in outputs(draft_sampling, temperature)]
+    return sum(m.num_accepted_tokens for m in metrics) / sum(m.num_draft_tokens for m in metrics)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("draft_sampling", ["coupled", "greedy"])
+def test_drafting_writes_what_plain_decoding_writes(draft_sampling: str, temperature: float) -> None:
+    plain = [output.outputs[0] for output in outputs(None, temperature)]
+    drafted = [output.outputs[0] for output in outputs(draft_sampling, temperature)]
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert [one.text for one in drafted] == [one.text for one in plain]
+    assert all(len(one.token_ids) == NUM_TOKENS for one in plain)
+
+
+def test_half_of_the_greedy_drafts_stand() -> None:
+    assert acceptance("coupled", 0.0) > 0.5
+
+
+def test_coupled_drafts_stand_more_often_than_argmax_ones_when_sampling() -> None:
+    assert acceptance("coupled", 1.0) > acceptance("greedy", 1.0) + 0.05

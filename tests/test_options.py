@@ -1,0 +1,42 @@
+"""Options of `LLM`: what is unknown or cannot be honoured is refused by name, before anything is loaded."""
+
+from typing import Any
+
+import pytest
+
+from mtp_jax import LLM, ConfigError
+from mtp_jax.options import engine_config
+from mtp_jax.testing.toy_family import ToyFamily
+
+
+def test_an_unknown_option_is_named_before_the_model_is_looked_for() -> None:
+    with pytest.raises(ConfigError, match="no option 'blok_size'"):
+        LLM("no-such-model", blok_size=4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("mesh", {"foo": 1}),
+        ("mesh", {"data": 2}),
+        ("mesh", [("data", 1)]),
+        ("enable_prefix_caching", True),
+        ("numerics", "invariant"),
+        ("attention_backend", "fastest"),
+        ("max_model_len", 10**6),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=option.replace("_", ".")):
+        engine_config(ToyFamily(), None, **{option: value})
+
+
+def test_a_depth_is_checked_although_it_is_not_used() -> None:
+    with pytest.raises(ConfigError, match="readback_depth"):
+        engine_config(ToyFamily(), None, async_scheduling=False, readback_depth=7)
+    assert engine_config(ToyFamily(), None, async_scheduling=False, readback_depth=2).readback_depth == 0
+
+
+@pytest.mark.parametrize("mesh", [None, {}, {"data": 1}, {"data": 1, "model": 1}])
+def test_a_mesh_of_one_device_is_no_mesh(mesh: dict[str, int] | None) -> None:
+    assert engine_config(ToyFamily(), None, mesh=mesh) == engine_config(ToyFamily(), None)
