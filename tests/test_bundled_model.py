@@ -9,7 +9,12 @@ from mtp_jax.outputs import RequestOutput
 
 pytestmark = pytest.mark.standard_promotion("the tokenizer's and the model's own float32 path, as users run it")
 
-PROMPTS = ("def read_config(path):", "The President said to the Congress", "To install the package, run", "class Parser:")
+PROMPTS = (
+    "def read_config(path):",
+    "The President said to the Congress",
+    "To install the package, run",
+    "class Parser:",
+)
 NUM_TOKENS = 80
 
 
