@@ -8,9 +8,12 @@ from typing import Any
 import jax
 
 from kernels_pallas.paged_attention import select_backend
+from mtp_jax.acceptance.registry import RULES
 from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
+from mtp_jax.policies.registry import POLICIES
+from mtp_jax.proposers.registry import check_method
 
 
 def engine_config(
@@ -45,6 +48,8 @@ def engine_config(
         raise ConfigError(
             f"speculative_config is {speculative_config!r}; it must be None, a SpeculativeConfig or a dict."
         )
+    if speculative_config is not None:
+        _check_variants(speculative_config)
     limit = family.max_position_embeddings
     if isinstance(max_model_len, int) and max_model_len > limit:
         raise ConfigError(f"max_model_len is {max_model_len}; this model has max_position_embeddings={limit}.")
@@ -87,9 +92,15 @@ def resolve_dtype(dtype: str) -> str | None:
     return dtype
 
 
+def _check_variants(speculative: SpeculativeConfig) -> None:
+    """Raises `ConfigError` for a name that its table lacks: the engine would say so too, but after compiling."""
+    check_method(speculative.method)
+    _ = RULES[speculative.acceptance], POLICIES[speculative.policy]
+
+
 def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
     known = SpeculativeConfig.__dataclass_fields__
     for name in options:
         if name not in known:
             raise ConfigError(f"speculative_config has no field {name!r}; it has {', '.join(known)}.")
-    return replace(SpeculativeConfig(), **options)
+    return SpeculativeConfig(**options)

@@ -31,6 +31,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(option: str, value: Any) -> 
         engine_config(ToyFamily(), None, **{option: value})
 
 
+@pytest.mark.parametrize("option", ["method", "policy", "acceptance"])
+def test_a_variant_that_no_table_has_is_refused_before_anything_is_compiled(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is 'magic'; it must be"):
+        engine_config(ToyFamily(), {option: "magic"})
+
+
 def test_a_depth_is_checked_although_it_is_not_used() -> None:
     with pytest.raises(ConfigError, match="readback_depth"):
         engine_config(ToyFamily(), None, async_scheduling=False, readback_depth=7)

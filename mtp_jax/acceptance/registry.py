@@ -2,7 +2,11 @@
 
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.acceptance.match import Match
+from mtp_jax.core.variants import Variants
 
-RULES: dict[str, AcceptanceRule] = {
-    "match": Match(),
-}
+RULES: Variants[str, AcceptanceRule] = Variants(
+    "acceptance",
+    {
+        "match": Match(),
+    },
+)

@@ -121,7 +121,7 @@ def write_tensors(
         if shard and shard_bytes + array.nbytes > max_shard_bytes:
             flush()
             shard_bytes = 0
-        shard[name] = np.ascontiguousarray(array)
+        shard[name] = np.asarray(array, order="C")
         shard_bytes += array.nbytes
         total_bytes += array.nbytes
     flush()

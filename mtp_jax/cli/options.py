@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from mtp_jax.core.config import DRAFT_SAMPLINGS, METHODS, SamplingParams
+from mtp_jax.core.config import DRAFT_SAMPLINGS, SamplingParams
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.proposers.registry import method_names
 
 NOT_IN_FILES = frozenset({"config", "print_config", "verbose"})
 NO_METHOD = "none"
@@ -69,7 +70,7 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
     add(
         "--method",
         default="mtp",
-        choices=(*METHODS, NO_METHOD),
+        choices=(*method_names(), NO_METHOD),
         help=f"{NO_METHOD} is plain decoding (default: %(default)s)",
     )
     if policies:

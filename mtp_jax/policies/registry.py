@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from mtp_jax.core.config import SpeculativeConfig
+from mtp_jax.core.variants import Variants
 from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.policies.goodput import Goodput
@@ -11,9 +12,12 @@ from mtp_jax.policies.schedule import ScheduledDraftLen
 StepCosts = Mapping[tuple[int, int], float]
 _PRIOR_ACCEPTANCE = 0.8
 
-POLICIES: dict[str, Callable[[SpeculativeConfig, StepCosts], DraftLenPolicy]] = {
-    "fixed": lambda spec, costs: FixedDraftLen(),
-    "schedule": lambda spec, costs: ScheduledDraftLen(tuple(sorted((spec.draft_len_schedule or {}).items()))),
-    "goodput": lambda spec, costs: Goodput(costs, (_PRIOR_ACCEPTANCE,) * spec.num_speculative_tokens),
-}
+POLICIES: Variants[str, Callable[[SpeculativeConfig, StepCosts], DraftLenPolicy]] = Variants(
+    "policy",
+    {
+        "fixed": lambda spec, costs: FixedDraftLen(),
+        "schedule": lambda spec, costs: ScheduledDraftLen(tuple(sorted((spec.draft_len_schedule or {}).items()))),
+        "goodput": lambda spec, costs: Goodput(costs, (_PRIOR_ACCEPTANCE,) * spec.num_speculative_tokens),
+    },
+)
 NEEDS_STEP_COSTS = frozenset({"goodput"})

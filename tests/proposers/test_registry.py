@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 
-from mtp_jax.core.config import METHODS, SpeculativeConfig
+from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.proposers.mtp import MtpEagle, MtpVanilla
 from mtp_jax.proposers.none import NoDraft
-from mtp_jax.proposers.registry import PROPOSERS, resolve_method
+from mtp_jax.proposers.registry import PROPOSERS, method_names, resolve_method
 from mtp_jax.testing.toy_family import ToyFamily
 
 
@@ -34,7 +34,7 @@ def test_b13_what_fits_the_layers_is_not_warned_about() -> None:
         assert resolve_method(spec("mtp_eagle"), ToyFamily(num_mtp_layers=3)) == ("mtp_eagle", 5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["mtp", "mtp_eagle", "mtp_vanilla"])
 def test_b13_no_layer_is_an_error_and_never_one_layer(method: str) -> None:
     with pytest.raises(ConfigError, match="needs MTP layers and this toy checkpoint has none"):
         resolve_method(spec(method), ToyFamily(num_mtp_layers=0))
@@ -52,7 +52,12 @@ def test_the_table_builds_what_was_resolved(num_layers: int) -> None:
     assert PROPOSERS[None](family, spec()) == NoDraft()
 
 
-def test_every_method_of_the_config_is_in_the_table_or_resolves_to_one_that_is() -> None:
-    for method in METHODS:
+def test_an_unknown_method_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="method is 'magic'; it must be None or one of 'mtp', 'mtp_eagle', 'mtp_van"):
+        resolve_method(spec("magic"), ToyFamily())
+
+
+def test_every_name_is_in_the_table_or_resolves_to_one_that_is() -> None:
+    for method in method_names():
         resolved, _ = resolve_method(spec(method, 1), ToyFamily(num_mtp_layers=2))
         assert resolved in PROPOSERS
