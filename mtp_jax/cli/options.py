@@ -10,7 +10,6 @@ import yaml
 
 from mtp_jax.core.config import DRAFT_SAMPLINGS, SamplingParams
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.proposers.registry import method_names
 
 NOT_IN_FILES = frozenset({"config", "print_config", "verbose"})
 NO_METHOD = "none"
@@ -65,6 +64,8 @@ def add_compile_cache(parser: Parser, *, default: bool) -> None:
 
 def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
     """How to draft."""
+    from mtp_jax.proposers.registry import method_names  # loads jax, which `mtp-jax --help` does without
+
     add = parser.add_argument_group("drafting").add_argument
     add("--num-speculative-tokens", type=int, default=3, metavar="K", help="longest draft (default: %(default)s)")
     add(
