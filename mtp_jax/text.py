@@ -9,6 +9,9 @@ from tokenizers.decoders import DecodeStream
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.requests import Cut
 
+_UNFINISHED = "\ufffd"
+"""What decoders show for bytes that are no character, or not yet."""
+
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
     """The folder's `tokenizer.json`, or None when it has none (token ids only). `ConfigError` for a damaged one."""
@@ -32,7 +35,8 @@ class Detokenizer:
     """Text of a growing list of tokens, the same however the tokens arrive; also a `TokenWatcher` for stop strings.
 
     `text` grows by whole characters: bytes of an unfinished one are held back until `finish`. A stop string ends the
-    text before it, at the token that completes it; of several completed by one token, the one that begins first counts.
+    text before it, at the token that completes it, even if that token goes on into an unfinished character; of several
+    completed by one token, the one that begins first counts.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
@@ -42,6 +46,7 @@ class Detokenizer:
         self._stop_strings = tuple(stop_strings)
         self._longest_stop = max(map(len, self._stop_strings), default=0)
         self._tokens: list[int] = []
+        self._num_shown = 0  # tokens whose text is in `text`
         self._is_cut = False
         self._is_finished = False
 
@@ -56,15 +61,14 @@ class Detokenizer:
         """Appends tokens; the cut if one of them completes a stop string."""
         for index, token in enumerate(tokens):
             self._tokens.append(token)
+            known = self.text
             piece = self._stream.step(self._tokenizer, token)
-            if not piece:
-                continue
-            searched_from = max(len(self.text) - self._longest_stop + 1, 0)
-            self.text += piece
-            found = self._find_stop(searched_from)
+            if piece:
+                self.text += piece
+                self._num_shown = len(self._tokens)
+            found = self._find_stop(known, self.text if piece else known + self._held_back())
             if found is not None:
-                start, stop = found
-                self.text = self.text[:start]
+                self.text, stop = found
                 self._is_cut = True
                 return Cut(num_tokens=index + 1, stop_reason=stop)
         return None
@@ -76,6 +80,16 @@ class Detokenizer:
         if not self._is_cut and whole.startswith(self.text):
             self.text = whole
 
-    def _find_stop(self, searched_from: int) -> tuple[int, str] | None:
-        found = [(self.text.find(stop, searched_from), stop) for stop in self._stop_strings]
-        return min(((start, stop) for start, stop in found if start >= 0), default=None)
+    def _held_back(self) -> str:
+        """The whole characters of tokens that end inside one: `DecodeStream` gives them only with its end."""
+        if not self._stop_strings:
+            return ""
+        held = self._tokens[self._num_shown :]
+        return self._tokenizer.decode(held, skip_special_tokens=True).rstrip(_UNFINISHED)
+
+    def _find_stop(self, known: str, text: str) -> tuple[str, str] | None:
+        """The text before the first stop string in `text`, and that string; `known`, its beginning, has none."""
+        searched_from = max(len(known) - self._longest_stop + 1, 0)
+        found = [(text.find(stop, searched_from), stop) for stop in self._stop_strings]
+        first = min(((start, stop) for start, stop in found if start >= 0), default=None)
+        return None if first is None else (text[: first[0]], first[1])
