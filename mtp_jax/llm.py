@@ -16,6 +16,7 @@ from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.launch import OnShape
 from mtp_jax.engine.requests import Progress, Request, StepRecord
+from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
@@ -87,6 +88,7 @@ class LLM:
         self.dtype = dtype
         check_option_names(options)
         config = engine_config(family, speculative_config, **options)
+        check_memory(family, config, dtype)
         self.engine = Engine(family, weights, config, dtype=dtype, on_shape=on_shape)
         self._num_requests = 0
         self._sinks: dict[str, list[Progress]] = {}

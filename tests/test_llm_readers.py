@@ -35,6 +35,14 @@ def llm() -> LLM:
     )
 
 
+@pytest.fixture
+def _interrupts_raise() -> Iterator[None]:
+    """As in a terminal; a shell starts what runs in its background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def emitted(records: list[StepRecord]) -> list[int]:
     return [token for record in records for token in record.emitted]
 
@@ -55,6 +63,7 @@ def test_interleaved_traces_lose_no_record(llm: LLM) -> None:
     assert emitted(between) == plain([4, 5], 20)[1:]
 
 
+@pytest.mark.usefixtures("_interrupts_raise")
 def test_an_interrupt_in_a_launch_leaves_the_engine_and_its_neighbour_whole(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +88,7 @@ def test_an_interrupt_in_a_launch_leaves_the_engine_and_its_neighbour_whole(
     assert not llm.engine.has_work
 
 
+@pytest.mark.usefixtures("_interrupts_raise")
 def test_a_second_interrupt_goes_through() -> None:
     reached = []
 

@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
         self.positionals: set[str] = set()
+        self.of_drafting: set[str] = set()
 
     def add_positional(self, name: str, **settings: Any) -> None:
         """Declares an argument without a flag: it belongs on the command line and not into a file of options."""
@@ -66,7 +67,11 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
     """How to draft."""
     from mtp_jax.proposers.registry import method_names  # loads jax, which `mtp-jax --help` does without
 
-    add = parser.add_argument_group("drafting").add_argument
+    group = parser.add_argument_group("drafting")
+
+    def add(flag: str, **settings: Any) -> None:
+        parser.of_drafting.add(group.add_argument(flag, **settings).dest)
+
     add("--num-speculative-tokens", type=int, default=3, metavar="K", help="longest draft (default: %(default)s)")
     add(
         "--method",
@@ -133,7 +138,7 @@ def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
     """The command line, with the values of `--config FILE` for what it leaves open."""
     options = parser.parse_args(arguments)
     if options.config is None:
-        return options
+        return _checked(parser, options)
     file = Path(options.config)
     known = file_options(parser, options)
     from_file: list[str] = []
@@ -143,7 +148,18 @@ def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
             raise ConfigError(f"{file} has no option {name!r} to set; {parser.prog} takes {', '.join(sorted(known))}.")
         if not _is_given(dest, arguments):
             from_file += _as_arguments(dest, value)
-    return parser.parse_args([*from_file, *arguments])
+    return _checked(parser, parser.parse_args([*from_file, *arguments]))
+
+
+def _checked(parser: Parser, options: Namespace) -> Namespace:
+    """Raises `ConfigError` for an option of drafting beside `--method none`, which would ignore it."""
+    for name in sorted(parser.of_drafting - {"method"}):
+        value = getattr(options, name)
+        if options.method == NO_METHOD and value != parser.get_default(name):
+            raise ConfigError(
+                f"{_flag(name)} is {value}, and --method {NO_METHOD} does not draft; leave one of them out."
+            )
+    return options
 
 
 def file_options(parser: Parser, options: Namespace) -> dict[str, Any]:

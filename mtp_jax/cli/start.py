@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
@@ -20,6 +21,7 @@ from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import Request
 from mtp_jax.llm import LLM
+from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.options import engine_config, resolve_dtype
 from mtp_jax.proposers.registry import resolve_method
@@ -104,6 +106,7 @@ def check(
 ) -> None:
     """Raises `ConfigError` for what the engine would refuse, before anything is compiled."""
     config = engine_config(model.family, speculative, **settings)
+    check_memory(model.family, config, jnp.dtype(model.dtype))
     request = Request("0", prompt, params, seed=params.seed or 0, eos_token_ids=model.family.eos_token_ids)
     problem = problem_with(request, config, vocab_size=model.family.vocab_size)
     if problem is not None:

@@ -113,7 +113,7 @@ class SamplingParams:
             empty = isinstance(value, Sequence | Mapping) and not value and defaults[name] is None
             if empty:
                 continue
-            if not isinstance(value, int | float | None) or value != defaults[name]:
+            if isinstance(value, bool) or not isinstance(value, int | float | None) or value != defaults[name]:
                 return f"{name}={value!r} is not available in this version; leave it at {defaults[name]!r}."
         return None
 
@@ -131,16 +131,20 @@ _REFUSED = (
 )
 
 
+class _Unasked(int):
+    """A default that can be told from the same number given by a user."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """How to draft and how to accept. `method=None` is plain decoding.
+    """How to draft and how to accept. `method=None` is plain decoding, and goes with no other field.
 
     `num_speculative_tokens` is Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     """
 
     method: str | None = "mtp"
-    num_speculative_tokens: int = 3
+    num_speculative_tokens: int = _Unasked(3)
     policy: str = "fixed"
     draft_len_schedule: Mapping[int, int] | None = None
     near_limit: str = "row_cap"
@@ -155,8 +159,10 @@ class SpeculativeConfig:
         _require_name("acceptance", self.acceptance)
         _require_choice("draft_sampling", self.draft_sampling, DRAFT_SAMPLINGS)
         _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
-        if self.method is None and self.num_speculative_tokens != 0:
-            object.__setattr__(self, "num_speculative_tokens", 0)
+        if self.method is None:
+            self._check_plain()
+        is_plain = self.method is None
+        object.__setattr__(self, "num_speculative_tokens", 0 if is_plain else int(self.num_speculative_tokens))
         if (self.draft_len_schedule is not None) != (self.policy == "schedule"):
             raise ConfigError('draft_len_schedule goes with policy="schedule", and that policy needs it.')
         if self.draft_len_schedule is not None:
@@ -166,6 +172,16 @@ class SpeculativeConfig:
                 )
             object.__setattr__(self, "draft_len_schedule", FrozenMap(self.draft_len_schedule))
             self._check_schedule(self.draft_len_schedule)
+
+    def _check_plain(self) -> None:
+        """Raises `ConfigError` for a field that plain decoding would ignore."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            is_asked_for = value is not each.default and value != (0 if isinstance(each.default, int) else each.default)
+            if each.name != "method" and is_asked_for:
+                raise ConfigError(
+                    f"{each.name} is {value!r}, and method=None is plain decoding, which does not draft; leave it out."
+                )
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:
         if not schedule:

@@ -261,7 +261,7 @@ def read_decoder(
         rms_norm_eps=config.positive("rms_norm_eps", rms_norm_eps),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         recycle_after_head_norm=recycle_after_head_norm,
-        max_position_embeddings=config.integer("max_position_embeddings"),
-        eos_token_ids=config.token_ids("eos_token_id"),
+        max_position_embeddings=config.integer("max_position_embeddings", at_least=2),
+        eos_token_ids=config.token_ids("eos_token_id", config.integer("vocab_size")),
         initializer_range=config.positive("initializer_range", 0.02),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from mtp_jax.core.errors import ConfigError
 
+LARGEST_INTEGER = 2**31 - 1
 NUM_MTP_LAYERS_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 # fmt: off
@@ -58,12 +59,14 @@ class HfConfig:
         self._read.update(names)
 
     def integer(self, name: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """A whole number."""
+        """A whole number that an int32 holds, as positions and token ids are."""
         value = self.get(name, default)
         if value is None:
             raise ConfigError(f"config field {name!r} is missing; it must be a whole number of at least {at_least}.")
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise ConfigError(f"config field {name!r} is {value!r}; it must be a whole number of at least {at_least}.")
+        if value > LARGEST_INTEGER:
+            raise ConfigError(f"config field {name!r} is {value}; it must be at most {LARGEST_INTEGER}.")
         return value
 
     def positive(self, name: str, default: float) -> float:
@@ -84,12 +87,16 @@ class HfConfig:
             raise ConfigError(f"config field {name!r} is {value!r}; allowed: {_listed(_ALLOWED[name])}.")
         return value
 
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        """None, one id, or a list of ids."""
+    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
+        """None, one id, or a list of ids, each below `vocab_size`."""
         value = self.get(name, [])
         ids = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
             raise ConfigError(f"config field {name!r} is {value!r}; it must be a token id or a list of token ids.")
+        if max(ids, default=0) >= vocab_size:
+            raise ConfigError(
+                f"config field {name!r} is {value!r}; with {vocab_size=} ids go from 0 to {vocab_size - 1}."
+            )
         return ids
 
     def refuse_unknown(self) -> None:

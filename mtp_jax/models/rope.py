@@ -122,10 +122,8 @@ _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 def rotary_channels(config: HfConfig, head_channels: int, *, default_fraction: float) -> int:
     """How many channels of a head rotate, by `partial_rotary_factor`."""
-    fraction = config.get("partial_rotary_factor", default_fraction)
-    fraction = positive_number(
-        _rope_fields(config).get("partial_rotary_factor", fraction), "config field 'partial_rotary_factor'"
-    )
+    fraction = _stated_once(config, _rope_fields(config), "partial_rotary_factor", default_fraction)
+    fraction = positive_number(fraction, "config field 'partial_rotary_factor'")
     num_channels = int(head_channels * fraction)
     if num_channels % 2 or not 0 < num_channels <= head_channels:
         raise ConfigError(
@@ -141,7 +139,7 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
     Fields absent from the config take the values that the released code gives them.
     """
     fields = _rope_fields(config)
-    theta = positive_number(fields.get("rope_theta", config.get("rope_theta", 10000.0)), "config field 'rope_theta'")
+    theta = positive_number(_stated_once(config, fields, "rope_theta", 10000.0), "config field 'rope_theta'")
     kind = fields.get("rope_type", fields.get("type", "default"))
     if not isinstance(kind, str) or kind not in _FIELDS_OF_KIND:
         raise ConfigError(f"config field 'rope_type' is {kind!r}; allowed: {', '.join(map(repr, _FIELDS_OF_KIND))}.")
@@ -158,8 +156,8 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
     if kind == "default":
         return Rope(num_channels, theta), 1.0
     max_len = config.integer("max_position_embeddings")
-    original_len = config.get("original_max_position_embeddings", fields.get("original_max_position_embeddings"))
-    original_len = int(positive_number(original_len or max_len, "rope field 'original_max_position_embeddings'"))
+    original_len = _stated_once(config, fields, "original_max_position_embeddings", max_len)
+    original_len = int(positive_number(original_len, "rope field 'original_max_position_embeddings'"))
     factor = number("factor", max_len / original_len if kind == "yarn" else None)
     is_tempered = bool(fields.get("mscale_all_dim"))  # zero switches it off
     mscale = yarn_mscale(factor, number("mscale_all_dim")) if is_tempered else 1.0
@@ -168,6 +166,8 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
     amplitude = yarn_mscale(factor, 1.0)
     if is_tempered and fields.get("mscale"):
         amplitude = yarn_mscale(factor, number("mscale")) / mscale
+    if theta <= 1:
+        raise ConfigError(f"config field 'rope_theta' is {theta}; rope type 'yarn' needs it above 1.")
     yarn = YarnScaling(
         factor=factor,
         original_max_position_embeddings=original_len,
@@ -175,7 +175,23 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
         beta_slow=number("beta_slow", 1.0),
         truncate=bool(fields.get("truncate", True)),
     )
+    if yarn.beta_fast < yarn.beta_slow:
+        raise ConfigError(
+            f"rope field 'beta_fast' is {yarn.beta_fast} and 'beta_slow' is {yarn.beta_slow}; "
+            "beta_fast counts turns of the faster channels, so it must be at least beta_slow."
+        )
     return Rope(num_channels, theta, yarn=yarn, amplitude=number("attention_factor", amplitude)), mscale
+
+
+def _stated_once(config: HfConfig, rope_fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A field that may stand at the top of the config or among the rope fields; refused where the two differ."""
+    above, among = config.get(name), rope_fields.get(name)
+    if above is not None and among is not None and above != among:
+        raise ConfigError(
+            f"config field {name!r} is {above!r}, and {among!r} among the rope fields; give one of them, or the same."
+        )
+    stated = among if above is None else above
+    return default if stated is None else stated
 
 
 def _rope_fields(config: HfConfig) -> dict[str, Any]:

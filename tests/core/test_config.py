@@ -23,21 +23,21 @@ REFUSED: dict[str, list[Any]] = {
     "temperature": [math.nan, math.inf, -0.1, 1e39, 1e-46, "1", None, True],
     "top_k": [-1, 1.5, "3", None, True],
     "top_p": [0, -0.5, 1.01, math.nan, 1e-50, "1", None],
-    "min_p": [0.1],
+    "min_p": [0.1, False],
     "seed": [-1, 2**64, 0.5, "0", True],
     "max_tokens": [0, -3, 2.0, None, True],
-    "min_tokens": [2],
+    "min_tokens": [2, False],
     "stop": ["", ["a", ""], ("a", 3), 7, [None]],
     "stop_token_ids": [[29], [-1], [1.0], [True], "12", 5, [1, 2, 3, 4, 5]],
     "ignore_eos": [1, "yes", None],
     "logprobs": [-1, 4, 1.0, "2", True],
-    "prompt_logprobs": [0, 1],
-    "presence_penalty": [0.5],
+    "prompt_logprobs": [0, 1, True],
+    "presence_penalty": [0.5, False],
     "frequency_penalty": [-0.5],
-    "repetition_penalty": [1.1],
+    "repetition_penalty": [1.1, True],
     "logit_bias": [{3: 1.0}],
     "bad_words": [["x"]],
-    "n": [2, 0],
+    "n": [2, 0, True],
 }
 HONOURED: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 1, 2.5, *FLOAT32_RANGE],
@@ -149,7 +149,27 @@ def test_pages_follow_from_the_lengths() -> None:
 
 
 def test_plain_decoding_has_no_draft_length() -> None:
-    assert SpeculativeConfig(method=None, num_speculative_tokens=5).num_speculative_tokens == 0
+    for spec in (SpeculativeConfig(method=None), SpeculativeConfig(method=None, num_speculative_tokens=0)):
+        assert spec.num_speculative_tokens == 0
+        assert dataclasses.replace(spec) == spec
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_speculative_tokens": 3},  # the default, asked for
+        {"num_speculative_tokens": 1},
+        {"policy": "goodput"},
+        {"policy": "schedule", "draft_len_schedule": {4: 0}},
+        {"draft_len_schedule": {4: 3}},
+        {"near_limit": "group_zero"},
+        {"acceptance": "relaxed"},
+        {"draft_sampling": "greedy"},
+    ],
+)
+def test_plain_decoding_together_with_a_way_to_draft_is_a_contradiction(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(fields))}.*method=None is plain decoding"):
+        SpeculativeConfig(method=None, **fields)
 
 
 def test_host_modules_do_not_load_jax() -> None:

@@ -35,6 +35,16 @@ def names_with_mtp_layers(*indices: int) -> list[str]:
         ("rope_scaling", {"type": "linear"}),
         ("rope_scaling", "yarn"),
         ("rope_theta", -1.0),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0, "rope_theta": 1.0}),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0}),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0, "beta_fast": 0.5}),
+        ("max_position_embeddings", 1),
+        ("max_position_embeddings", True),
+        ("vocab_size", 2**40),
+        ("hidden_size", 2**31),
+        ("eos_token_id", 48),
+        ("eos_token_id", [1, 1000]),
+        ("eos_token_id", [True]),
         ("num_hidden_layers", 0),
         ("num_hidden_layers", "three"),
         ("vocab_size", None),
@@ -50,7 +60,7 @@ def test_a_field_that_changes_the_computation_is_refused_by_name(model_type: str
     with pytest.raises(ConfigError) as refused:
         family_from_config(config_of(model_type, **{field: value}))
     sentence = str(refused.value)
-    names = [field, *(value if isinstance(value, dict) else ()), "rope_type", "factor"]
+    names = [*value, "rope_type", "factor"] if isinstance(value, dict) else [field]
     assert any(name in sentence for name in names)
     assert sentence.endswith(".")
     assert "\n" not in sentence
@@ -94,6 +104,25 @@ def test_two_contradicting_rope_layouts_are_refused() -> None:
     config = config_of("deepseek_v3", "linear", rope_parameters={"rope_type": "default", "rope_theta": 5.0})
     with pytest.raises(ConfigError, match=r"rope_parameters.*rope_scaling"):
         family_from_config(config)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    ("field", "above", "among"),
+    [
+        ("partial_rotary_factor", 1.0, 0.5),
+        ("rope_theta", 10000.0, 500.0),
+        ("original_max_position_embeddings", 32, 64),
+    ],
+)
+def test_a_rope_field_stated_twice_must_be_the_same(model_type: str, field: str, above: float, among: float) -> None:
+    scaling = {"rope_type": "yarn", "factor": 2.0}
+    with pytest.raises(ConfigError, match=f"'{field}' is {above}, and {among} among the rope fields"):
+        family_from_config(config_of(model_type, rope_parameters={**scaling, field: among}, **{field: above}))
+    above = above if field != "partial_rotary_factor" or model_type == "deepseek_v3" else 0.5
+    once = config_of(model_type, rope_parameters={**scaling, field: above}, **{field: None})
+    twice = config_of(model_type, rope_parameters={**scaling, field: above}, **{field: above})
+    assert family_from_config(once) == family_from_config(twice)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
