@@ -51,7 +51,7 @@ def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None =
     found = find_model(source)
     with new_folder(Path(folder), overwrite=overwrite) as partial:
         _copy_companions(found, partial)
-        _fill_hf(loaded.family, loaded.weights, read_config(found), partial)
+        fill_hf(loaded.family, loaded.weights, read_config(found), partial)
 
 
 def write_hf(
@@ -69,16 +69,17 @@ def write_hf(
     config's dtype becomes that of the weights.
     """
     with new_folder(Path(folder), overwrite=overwrite) as partial:
-        _fill_hf(family, weights, config, partial, max_shard_bytes)
+        fill_hf(family, weights, config, partial, max_shard_bytes)
 
 
-def _fill_hf(
+def fill_hf(
     family: ModelFamily,
     weights: Weights,
     config: Mapping[str, Any],
     folder: Path,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
+    """Writes into an existing folder: the part of `write_hf` between start and rename."""
     dtypes = {get(weights, spec.path).dtype.name for spec in family.tensors() if spec.dtype is None}
     fields = _with_num_mtp_layers(config, family)
     if len(dtypes) == 1:

@@ -9,7 +9,7 @@ the last entry that can be made is c - 1; draft j (1-based, the token at positio
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -23,80 +23,24 @@ from mtp_jax.proposers.features import Features, empty_features, roll_features, 
 from mtp_jax.proposers.none import no_drafts
 
 DraftSampling = Literal["coupled", "greedy"]
+DraftKV = tuple[LayerKV, ...]
+
+
+@runtime_checkable
+class DraftChain(Protocol):
+    """The part in which the ways to draft differ: catches the layers' KV up, then drafts `draft_len` tokens a slot."""
+
+    def __call__(
+        self, proposer: "Mtp", model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView, draft_len: int
+    ) -> tuple[Drafts, DraftKV]: ...
 
 
 @dataclass(frozen=True)
-class MtpEagle:
-    """The first MTP layer applied again and again: any draft length from one layer."""
-
-    draft_sampling: DraftSampling = "coupled"
-
-    @property
-    def num_layers(self) -> int:
-        return 1
-
-    @property
-    def lookahead(self) -> int:
-        return self.num_layers
-
-    def draft_kv_specs(self, family: ModelFamily) -> tuple[KVSpec, ...]:
-        return family.draft_kv_specs()[: self.num_layers]
-
-    def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Features:
-        return empty_features(num_slots, max_draft_len + self.num_layers, family.hidden_size, dtype)
-
-    def prefill(
-        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
-    ) -> tuple[Features, tuple[LayerKV, ...]]:
-        return _prefill(self.num_layers, model, carry, draft_kv, chunk)
-
-    def finish_prefill(
-        self, carry: Features, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]
-    ) -> Features:
-        return _set_last_token(carry, pending_token_Y, is_last_Y)
-
-    def propose(
-        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
-    ) -> tuple[Drafts, Features, tuple[LayerKV, ...]]:
-        caught_up = _fresh_rows(carry, slots, num_known=carry.num_fresh)
-        _, _, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, caught_up, draft_kv)
-        if draft_len == 0:
-            return no_drafts(slots), carry, draft_kv
-        # Only the last fresh row speaks: it alone runs the whole layer. Of the rows above no more than their keys is
-        # used, and the compiler drops the rest: one row's attention and experts instead of Kmax + 1.
-        last_entry = Rows(
-            base_len=jnp.where(slots.live, slots.committed_len - 1, 0),
-            live=slots.live,
-            may_write_BW=slots.live[:, None],
-            page_table_BP=slots.page_table_BP,
-        )
-        last_token_B1, last_hidden_B1D = _last_row(carry.tokens_BF, carry), _last_row(carry.hidden_BFD, carry)
-        head_BWD, hidden_BWD, draft_kv = model.draft(0, last_token_B1, last_hidden_B1D, last_entry, draft_kv)
-        drafts = []
-        for j in range(1, draft_len + 1):
-            draft_BW = _draw(self.draft_sampling, model, 0, head_BWD, slots, j)
-            drafts.append(draft_BW)
-            if j < draft_len:
-                is_drafting = slots.live & (j <= slots.draft_cap)
-                entry = Rows(slots.committed_len + (j - 1), slots.live, is_drafting[:, None], slots.page_table_BP)
-                head_BWD, hidden_BWD, draft_kv = model.draft(0, draft_BW, hidden_BWD, entry, draft_kv)
-        return _stack(drafts, slots), carry, draft_kv
-
-    def observe(
-        self,
-        carry: Features,
-        hidden_BWD: Float[Array, "B W D"],
-        tokens_BE: Int[Array, "B E"],
-        num_emitted: Int[Array, " B"],
-    ) -> Features:
-        return _observe(self.num_layers, carry, hidden_BWD, tokens_BE, num_emitted)
-
-
-@dataclass(frozen=True)
-class MtpVanilla:
-    """One MTP layer per draft position, each fed by the layer before it: at most `num_layers` drafts."""
+class Mtp:
+    """Drafting with the first `num_layers` MTP layers of a model, by `chain`: see `mtp_eagle` and `mtp_vanilla`."""
 
     num_layers: int
+    chain: DraftChain
     draft_sampling: DraftSampling = "coupled"
 
     @property
@@ -110,34 +54,41 @@ class MtpVanilla:
         return empty_features(num_slots, max_draft_len + self.num_layers, family.hidden_size, dtype)
 
     def prefill(
-        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
-    ) -> tuple[Features, tuple[LayerKV, ...]]:
-        return _prefill(self.num_layers, model, carry, draft_kv, chunk)
+        self, model: BoundModel, carry: Features, draft_kv: DraftKV, chunk: PrefillChunk
+    ) -> tuple[Features, DraftKV]:
+        """Entries of a prompt chunk in every layer, as far as their tokens are known.
+
+        Layer d (0-based) at position i takes token i + 1 + d. Entries whose token is not in the prompt are left to the
+        first decode step, whose carried rows reach `num_layers` positions back.
+        """
+        num_rows = chunk.hidden_YTD.shape[1]
+        row = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
+        hidden_YTD = chunk.hidden_YTD
+        for depth in range(self.num_layers):
+            is_known = (chunk.start[:, None] + row + 1 + depth < chunk.num_known[:, None]) & (
+                row < chunk.num_tokens[:, None]
+            )
+            rows = Rows(chunk.start, chunk.live, is_known, chunk.page_table_YP)
+            tokens_YT = chunk.tokens_YX[:, 1 + depth : 1 + depth + num_rows]
+            _, hidden_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
+        started = replace(carry, num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
+        keep = jnp.full_like(chunk.num_tokens, self.num_layers)
+        rolled = roll_features(started, chunk.hidden_YTD, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep)
+        return select_slots(chunk.live, rolled, carry), draft_kv
 
     def finish_prefill(
         self, carry: Features, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]
     ) -> Features:
-        return _set_last_token(carry, pending_token_Y, is_last_Y)
+        slot_index = jnp.arange(pending_token_Y.shape[0])
+        last = jnp.maximum(carry.num_fresh - 1, 0)
+        tokens_BF = carry.tokens_BF.at[slot_index, last].set(pending_token_Y)
+        return select_slots(is_last_Y, replace(carry, tokens_BF=tokens_BF), carry)
 
     def propose(
-        self, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
-    ) -> tuple[Drafts, Features, tuple[LayerKV, ...]]:
-        num_rows = carry.tokens_BF.shape[1]
-        tokens_BX = jnp.pad(carry.tokens_BF, ((0, 0), (0, self.num_layers)))
-        slot_index = jnp.arange(tokens_BX.shape[0])
-        hidden_BFD = carry.hidden_BFD
-        drafts = []
-        # Every layer runs whatever the draft length: a layer that is not asked for a draft still keeps its KV whole.
-        for depth in range(self.num_layers):
-            num_known = carry.num_fresh - depth + min(depth, draft_len)
-            rows = _fresh_rows(carry, slots, num_known=jnp.minimum(num_known, carry.num_fresh))
-            tokens_BF = tokens_BX[:, depth : depth + num_rows]
-            head_BFD, hidden_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
-            if depth < draft_len:
-                draft_BW = _draw(self.draft_sampling, model, depth, _last_row(head_BFD, carry), slots, depth + 1)
-                drafts.append(draft_BW)
-                tokens_BX = tokens_BX.at[slot_index, carry.num_fresh + depth].set(draft_BW[:, 0], mode="drop")
-        return _stack(drafts, slots), carry, draft_kv
+        self, model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView, *, draft_len: int
+    ) -> tuple[Drafts, Features, DraftKV]:
+        drafts, draft_kv = self.chain(self, model, carry, draft_kv, slots, draft_len)
+        return drafts, carry, draft_kv
 
     def observe(
         self,
@@ -146,7 +97,67 @@ class MtpVanilla:
         tokens_BE: Int[Array, "B E"],
         num_emitted: Int[Array, " B"],
     ) -> Features:
-        return _observe(self.num_layers, carry, hidden_BWD, tokens_BE, num_emitted)
+        rolled = roll_features(carry, hidden_BWD, tokens_BE, num_emitted, num_emitted + (self.num_layers - 1))
+        return select_slots(num_emitted > 0, rolled, carry)
+
+
+def mtp_eagle(draft_sampling: DraftSampling = "coupled") -> Mtp:
+    """The first MTP layer applied again and again: any draft length from one layer."""
+    return Mtp(1, _recursive, draft_sampling)
+
+
+def mtp_vanilla(num_layers: int, draft_sampling: DraftSampling = "coupled") -> Mtp:
+    """One MTP layer per draft position, each fed by the layer before it: at most `num_layers` drafts."""
+    return Mtp(num_layers, _one_per_position, draft_sampling)
+
+
+def _recursive(
+    proposer: Mtp, model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView, draft_len: int
+) -> tuple[Drafts, DraftKV]:
+    caught_up = _fresh_rows(carry, slots, num_known=carry.num_fresh)
+    _, _, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, caught_up, draft_kv)
+    if draft_len == 0:
+        return no_drafts(slots), draft_kv
+    # Only the last fresh row speaks: it alone runs the whole layer. Of the rows above no more than their keys is
+    # used, and the compiler drops the rest: one row's attention and experts instead of Kmax + 1.
+    last_entry = Rows(
+        base_len=jnp.where(slots.live, slots.committed_len - 1, 0),
+        live=slots.live,
+        may_write_BW=slots.live[:, None],
+        page_table_BP=slots.page_table_BP,
+    )
+    last_token_B1, last_hidden_B1D = _last_row(carry.tokens_BF, carry), _last_row(carry.hidden_BFD, carry)
+    head_BWD, hidden_BWD, draft_kv = model.draft(0, last_token_B1, last_hidden_B1D, last_entry, draft_kv)
+    drafts = []
+    for j in range(1, draft_len + 1):
+        draft_BW = _draw(proposer.draft_sampling, model, 0, head_BWD, slots, j)
+        drafts.append(draft_BW)
+        if j < draft_len:
+            is_drafting = slots.live & (j <= slots.draft_cap)
+            entry = Rows(slots.committed_len + (j - 1), slots.live, is_drafting[:, None], slots.page_table_BP)
+            head_BWD, hidden_BWD, draft_kv = model.draft(0, draft_BW, hidden_BWD, entry, draft_kv)
+    return _stack(drafts, slots), draft_kv
+
+
+def _one_per_position(
+    proposer: Mtp, model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView, draft_len: int
+) -> tuple[Drafts, DraftKV]:
+    num_rows = carry.tokens_BF.shape[1]
+    tokens_BX = jnp.pad(carry.tokens_BF, ((0, 0), (0, proposer.num_layers)))
+    slot_index = jnp.arange(tokens_BX.shape[0])
+    hidden_BFD = carry.hidden_BFD
+    drafts = []
+    # Every layer runs whatever the draft length: a layer that is not asked for a draft still keeps its KV whole.
+    for depth in range(proposer.num_layers):
+        num_known = carry.num_fresh - depth + min(depth, draft_len)
+        rows = _fresh_rows(carry, slots, num_known=jnp.minimum(num_known, carry.num_fresh))
+        tokens_BF = tokens_BX[:, depth : depth + num_rows]
+        head_BFD, hidden_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
+        if depth < draft_len:
+            draft_BW = _draw(proposer.draft_sampling, model, depth, _last_row(head_BFD, carry), slots, depth + 1)
+            drafts.append(draft_BW)
+            tokens_BX = tokens_BX.at[slot_index, carry.num_fresh + depth].set(draft_BW[:, 0], mode="drop")
+    return _stack(drafts, slots), draft_kv
 
 
 def _draw(
@@ -181,45 +192,3 @@ def _fresh_rows(carry: Features, slots: SlotView, num_known: Int[Array, " B"]) -
 def _last_row(rows_BFx: Shaped[Array, "B F ..."], carry: Features) -> Shaped[Array, "B 1 ..."]:
     last = jnp.maximum(carry.num_fresh - 1, 0)  # a slot that never had a prompt has no row; its result is not used
     return jnp.take_along_axis(rows_BFx, last.reshape(-1, *(1,) * (rows_BFx.ndim - 1)), axis=1)
-
-
-def _observe(
-    num_layers: int,
-    carry: Features,
-    hidden_BWD: Float[Array, "B W D"],
-    tokens_BE: Int[Array, "B E"],
-    num_emitted: Int[Array, " B"],
-) -> Features:
-    rolled = roll_features(carry, hidden_BWD, tokens_BE, num_emitted, num_emitted + (num_layers - 1))
-    return select_slots(num_emitted > 0, rolled, carry)
-
-
-def _set_last_token(carry: Features, token_B: Int[Array, " B"], mask_B: Bool[Array, " B"]) -> Features:
-    slot_index = jnp.arange(token_B.shape[0])
-    last = jnp.maximum(carry.num_fresh - 1, 0)
-    tokens_BF = carry.tokens_BF.at[slot_index, last].set(token_B)
-    return select_slots(mask_B, replace(carry, tokens_BF=tokens_BF), carry)
-
-
-def _prefill(
-    num_layers: int, model: BoundModel, carry: Features, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
-) -> tuple[Features, tuple[LayerKV, ...]]:
-    """Entries of a prompt chunk in every layer, as far as their tokens are known.
-
-    Layer d (0-based) at position i takes token i + 1 + d. Entries whose token is not in the prompt are left to the
-    first decode step, whose carried rows reach `num_layers` positions back.
-    """
-    num_rows = chunk.hidden_YTD.shape[1]
-    row = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
-    hidden_YTD = chunk.hidden_YTD
-    for depth in range(num_layers):
-        is_known = (chunk.start[:, None] + row + 1 + depth < chunk.num_known[:, None]) & (
-            row < chunk.num_tokens[:, None]
-        )
-        rows = Rows(chunk.start, chunk.live, is_known, chunk.page_table_YP)
-        tokens_YT = chunk.tokens_YX[:, 1 + depth : 1 + depth + num_rows]
-        _, hidden_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
-    started = replace(carry, num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
-    keep = jnp.full_like(chunk.num_tokens, num_layers)
-    rolled = roll_features(started, chunk.hidden_YTD, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep)
-    return select_slots(chunk.live, rolled, carry), draft_kv

@@ -8,15 +8,15 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.variants import Variants
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.proposers.api import DraftProposer
-from mtp_jax.proposers.mtp import MtpEagle, MtpVanilla
+from mtp_jax.proposers.mtp import mtp_eagle, mtp_vanilla
 from mtp_jax.proposers.none import NoDraft
 
 PROPOSERS: Variants[str | None, Callable[[ModelFamily, SpeculativeConfig], DraftProposer]] = Variants(
     "method",
     {
         None: lambda family, spec: NoDraft(),
-        "mtp_eagle": lambda family, spec: MtpEagle(spec.draft_sampling),  # type: ignore[arg-type]
-        "mtp_vanilla": lambda family, spec: MtpVanilla(family.num_mtp_layers, spec.draft_sampling),  # type: ignore[arg-type]
+        "mtp_eagle": lambda family, spec: mtp_eagle(spec.draft_sampling),  # type: ignore[arg-type]
+        "mtp_vanilla": lambda family, spec: mtp_vanilla(family.num_mtp_layers, spec.draft_sampling),  # type: ignore[arg-type]
     },
 )
 _ANY_MTP = "mtp"

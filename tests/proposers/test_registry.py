@@ -6,7 +6,7 @@ import pytest
 
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.proposers.mtp import MtpEagle, MtpVanilla
+from mtp_jax.proposers.mtp import mtp_eagle, mtp_vanilla
 from mtp_jax.proposers.none import NoDraft
 from mtp_jax.proposers.registry import PROPOSERS, method_names, resolve_method
 from mtp_jax.testing.toy_family import ToyFamily
@@ -47,8 +47,8 @@ def test_plain_decoding_needs_no_layer() -> None:
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_the_table_builds_what_was_resolved(num_layers: int) -> None:
     family = ToyFamily(num_mtp_layers=num_layers)
-    assert PROPOSERS["mtp_eagle"](family, spec()) == MtpEagle("coupled")
-    assert PROPOSERS["mtp_vanilla"](family, spec()) == MtpVanilla(num_layers, "coupled")
+    assert PROPOSERS["mtp_eagle"](family, spec()) == mtp_eagle("coupled")
+    assert PROPOSERS["mtp_vanilla"](family, spec()) == mtp_vanilla(num_layers, "coupled")
     assert PROPOSERS[None](family, spec()) == NoDraft()
 
 
