@@ -1,7 +1,7 @@
 """Model folders from one format to the other, and a Hugging Face layout folder from weights in memory."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.hf_config import NUM_MTP_LAYERS_NAMES
 from mtp_jax.models.params import get
 
-COMPANION_FILES = (
+TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
-    "training.json",
-    "README.md",
-    "LICENSE",
 )
+"""What makes text of tokens; other weights of the same vocabulary share it."""
+COMPANION_FILES = (*TEXT_FILES, "training.json", "README.md", "LICENSE")
 """What moves along with weights and config, where it is there."""
 
 
@@ -41,7 +40,7 @@ def save_orbax_model(source: str | Path, folder: str | Path, *, overwrite: bool 
     with new_folder(Path(folder), overwrite=overwrite) as partial:
         config = _with_num_mtp_layers(read_config(source), loaded.family)
         write_json(partial / CONFIG_FILE, config)
-        _copy_companions(source, partial)
+        copy_files(COMPANION_FILES, source, partial)
         fill_folder(loaded.weights, partial)
 
 
@@ -50,7 +49,7 @@ def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None =
     loaded = load_model(source, dtype=dtype)
     found = find_model(source)
     with new_folder(Path(folder), overwrite=overwrite) as partial:
-        _copy_companions(found, partial)
+        copy_files(COMPANION_FILES, found, partial)
         fill_hf(loaded.family, loaded.weights, read_config(found), partial)
 
 
@@ -107,7 +106,8 @@ def _with_num_mtp_layers(config: Mapping[str, Any], family: ModelFamily) -> dict
     return {**config, NUM_MTP_LAYERS_NAMES[0]: family.num_mtp_layers}
 
 
-def _copy_companions(source: Path, folder: Path) -> None:
-    for name in COMPANION_FILES:
+def copy_files(names: Sequence[str], source: Path, folder: Path) -> None:
+    """Copies those of the named files that `source` has."""
+    for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

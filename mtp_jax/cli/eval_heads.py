@@ -4,22 +4,18 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
-
 from mtp_jax.bench.tables import table
 from mtp_jax.cli.options import Parser
-from mtp_jax.cli.start import Model, load
+from mtp_jax.cli.start import load
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.train.data import read_tokens
 from mtp_jax.train.evaluate import evaluate_heads
-
-PACKED = ".xz"
+from mtp_jax.train.texts import tokens_in
 
 
 def add_options(parser: Parser) -> None:
     """Declares the command's options."""
     parser.add_positional("model", nargs="?", default="tiny-mtp", help="bundled name, or a model folder")
-    parser.add_argument("--data", metavar="FILE", help="text, or a packed token file (.tokens.xz)")
+    parser.add_argument("--data", metavar="FILE", help="text, a folder of texts, or a packed token file (.tokens.xz)")
     parser.add_argument("--depths", type=int, default=3, metavar="D", help="drafts a step (default: %(default)s)")
     parser.add_argument(
         "--window", type=int, default=512, metavar="N", help="positions a window (default: %(default)s)"
@@ -39,11 +35,7 @@ def run(options: Namespace) -> None:
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     model = load(options)
-    tokens = _tokens_in(Path(options.data), model)
-    if tokens.max(initial=0) >= model.family.vocab_size:
-        raise ConfigError(
-            f"{options.data} has token id {tokens.max()}; the model's go to {model.family.vocab_size - 1}."
-        )
+    tokens = tokens_in(Path(options.data), model.family, model.tokenizer)
     report = evaluate_heads(
         model.family,
         model.weights,
@@ -63,17 +55,3 @@ def run(options: Namespace) -> None:
     print(table([["depth", *columns], *rows]))
     print(f"{report.mean_acceptance_length:.2f} tokens a step, over {report.num_steps} steps\n")
     print(json.dumps({"eval_heads": str(options.model), "data": options.data, **report.as_dict()}))
-
-
-def _tokens_in(file: Path, model: Model) -> np.ndarray:
-    try:
-        if file.suffix == PACKED:
-            return read_tokens(file)
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--data {file} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--data {file} is not UTF-8 text.") from error
-    if model.tokenizer is None:
-        raise ConfigError(f"{file} is text and this model has no tokenizer; give a packed token file.")
-    return np.array(model.tokenizer.encode(text).ids, np.int32)

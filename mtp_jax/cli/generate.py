@@ -3,13 +3,14 @@
 import sys
 import time
 from argparse import Namespace
+from dataclasses import replace
 
 from tqdm import tqdm
 
 from mtp_jax.bench.compare import compare
 from mtp_jax.bench.measure import Workload
 from mtp_jax.bench.recording import Acceptance, Recorded
-from mtp_jax.bench.tables import shares, step_counts
+from mtp_jax.bench.tables import shares, step_counts, table
 from mtp_jax.cli.options import (
     NO_METHOD,
     Parser,
@@ -23,7 +24,7 @@ from mtp_jax.cli.start import Model, check, engine_options, load, speculative_co
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
-from mtp_jax.outputs import RequestOutput
+from mtp_jax.outputs import CompletionOutput, RequestOutput
 from mtp_jax.text import encode
 
 
@@ -34,6 +35,12 @@ def add_options(parser: Parser) -> None:
         "--compare",
         action="store_true",
         help="then time this against plain decoding, in turns, and say whether the tokens are equal",
+    )
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="then list each token's log-probability and rank, and the N likeliest tokens in its place",
     )
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds that --compare times")
     add_speculation(parser, policies=("goodput", "fixed"))
@@ -46,7 +53,7 @@ def run(options: Namespace) -> None:
     """Text to stdout as it comes, then the comparison; everything else to stderr."""
     _check_usage(options)
     use_compile_cache(options.compile_cache)
-    params = sampling_params(options)
+    params = replace(sampling_params(options), logprobs=options.logprobs)
     speculative = speculative_config(options, policy=options.policy)
     model = load(options)
     prompt = _tokens_of(options.prompt, model)
@@ -58,6 +65,8 @@ def run(options: Namespace) -> None:
     llm = start(model, speculative, settings, "compiling")
     began = time.perf_counter()
     output, acceptance = _write(llm, options.prompt, prompt, params)
+    if options.logprobs is not None:
+        print(f"\n{_listed(output.outputs[0], options.logprobs)}")
     if not options.compare:
         print(_summary(output, acceptance, time.perf_counter() - began), file=sys.stderr)
         return
@@ -97,6 +106,16 @@ def _write(llm: LLM, text: str, prompt: tuple[int, ...], params: SamplingParams)
             scheduler.policy = scheduler.policy.inner
             return end.value, Acceptance.of(recorded.steps)
         print(delta, end="", flush=True)
+
+
+def _listed(completion: CompletionOutput, num_likeliest: int) -> str:
+    """A line for each token: its text, log-probability and rank, then the likeliest tokens with theirs."""
+    rows = [["token", "logprob", "rank", "likeliest"]]
+    for token, listed in zip(completion.token_ids, completion.logprobs or (), strict=True):
+        own = listed[token]
+        likeliest = [f"{e.decoded_token!r} {e.logprob:.3f}" for e in listed.values() if e.rank <= num_likeliest]
+        rows.append([repr(own.decoded_token), f"{own.logprob:.3f}", str(own.rank), "  ".join(likeliest) or "-"])
+    return table(rows)
 
 
 def _summary(output: RequestOutput, acceptance: Acceptance, seconds: float) -> str:

@@ -35,6 +35,7 @@ COMMANDS = {
     ),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
+    "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),
     "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
     "doctor": ("mtp_jax.cli.doctor", "versions, devices, attention backends, bundled models"),
 }

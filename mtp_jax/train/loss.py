@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.train.attention import DenseAttend, RecursiveAttend
 
@@ -30,6 +31,14 @@ class Objective:
     depths: int = 1
     mtp_weight: float = 0.3
     distillation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.depths < 1:
+            raise ConfigError(f"depths is {self.depths}; it must be at least 1.")
+        if not 0 < self.mtp_weight < float("inf"):
+            raise ConfigError(f"mtp_weight is {self.mtp_weight}; it must be a number above 0.")
+        if not 0 <= self.distillation <= 1:
+            raise ConfigError(f"distillation is {self.distillation}; it must be from 0 to 1.")
 
 
 @struct.dataclass

@@ -51,11 +51,14 @@ class TrainConfig:
     data_parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("batch_size", 1), ("window", 2), ("log_every", 1), ("keep", 1)):
+        at_least_one = ("steps", "batch_size", "log_every", "keep", "data_parallel")
+        for name, low in (*((name, 1) for name in at_least_one), ("window", 2), ("seed", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low}.")
         if not 0 <= self.warmup_steps <= self.steps:
             raise ConfigError(f"warmup_steps is {self.warmup_steps}; it must be from 0 to steps={self.steps}.")
+        if not 0 < self.peak_rate < math.inf:
+            raise ConfigError(f"peak_rate is {self.peak_rate}; it must be a number above 0.")
         if self.batch_size % self.data_parallel:
             raise ConfigError(f"batch_size is {self.batch_size}; data_parallel={self.data_parallel} must divide it.")
 
@@ -80,6 +83,11 @@ class Trainer:
     """
 
     def __init__(self, family: ModelFamily, config: TrainConfig, tokens: np.ndarray, folder: Path):
+        num_layers, depths = family.num_mtp_layers, config.objective.depths
+        if num_layers == 0:
+            raise ConfigError("the model has no MTP layer; training needs at least one.")
+        if num_layers > 1 and depths > num_layers:
+            raise ConfigError(f"depths is {depths}; the model has {num_layers} MTP layers, one for each depth.")
         self.family, self.config, self.folder = family, config, folder
         self.batches = Batches(tokens, config.window + 2, config.batch_size, config.seed)
         self._step = make_train_step(

@@ -53,6 +53,23 @@ def test_stop_and_seed_reach_the_engine(
     assert capsys.readouterr().out == f"{whole[: whole.index(stop)]}\n"
 
 
+def test_log_probabilities_are_listed_after_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ("--temperature", "0.7", "--seed", "3", "--logprobs", "2", "--policy", "fixed")
+    assert main([*ARGUMENTS, *sampling]) == 0
+    text, listing = capsys.readouterr().out.split("\n\n")
+    head, *lines = listing.splitlines()
+    assert head.split() == ["token", "logprob", "rank", "likeliest"]
+    assert "".join(line[1] for line in lines) == text  # 'a': one letter a token
+    for line in lines:
+        token, logprob, rank, *likeliest = line.replace("' '", "'_'").split()
+        (first, best), (second, next_best) = likeliest[:2], likeliest[2:]
+        assert 0 >= float(best) >= float(next_best)
+        if int(rank) <= 2:
+            assert (token, logprob) == ((first, best), (second, next_best))[int(rank) - 1]
+        else:
+            assert float(logprob) <= float(next_best)
+
+
 def test_without_drafts_it_decodes_plainly(
     capsys: pytest.CaptureFixture[str], use_model: UseModel, tmp_path: Path
 ) -> None:

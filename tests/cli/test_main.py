@@ -67,6 +67,7 @@ def test_a_bad_command_line_is_refused(
         (("--top-p", "0"), "top_p"),
         (("--seed", "-1"), "seed"),
         (("--max-tokens", "0"), "max_tokens"),
+        (("--logprobs", "21"), "logprobs is 21"),
         (("--stop", ""), "stop"),
         (("--num-speculative-tokens", "8"), "num_speculative_tokens"),
         (("--block-size", "0"), "block_size"),
