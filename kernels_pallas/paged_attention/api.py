@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from kernels_pallas.paged_attention import mosaic_gpu, reference
+from kernels_pallas.paged_attention import mosaic_gpu, mosaic_tpu, reference
 from kernels_pallas.paged_attention.contract import MAX_TREE_ROWS, Backend, PagedAttentionConfig, Problem
 
 BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.paged_attention_reference, reference.supports, supports_device_lengths=True),
     "mosaic_gpu": Backend(mosaic_gpu.paged_attention_gpu, mosaic_gpu.supports, supports_device_lengths=True),
+    "mosaic_tpu": Backend(mosaic_tpu.paged_attention_tpu, mosaic_tpu.supports, supports_device_lengths=True),
 }
 
 _FOR_PLATFORM = {"cpu": "reference", "gpu": "reference", "tpu": "reference"}
