@@ -1,6 +1,9 @@
 """What the kernel benchmark runs: shapes, lengths and tile configurations by name."""
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+from kernels_pallas.paged_attention.contract import Problem
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,39 @@ class Case:
     dtype: str = "bfloat16"
     tile: tuple[tuple[str, int], ...] = ()
 
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> "Case":
+        """The case whose fields went through JSON."""
+        return cls(**{**fields, "tile": tuple((name, value) for name, value in fields["tile"])})
+
+    @property
+    def pages_per_slot(self) -> int:
+        """Entries of a slot's page table."""
+        longest = self.context * (4 if self.lengths == "ragged" else 1)
+        return -(-longest // self.page_size)
+
+    def problem(self) -> Problem:
+        """The shape facts that `supports` and the tuning tables are asked about."""
+        return Problem(
+            num_slots=self.num_slots,
+            num_rows=self.num_rows,
+            num_q_heads=self.num_q_heads,
+            num_kv_heads=self.num_kv_heads,
+            k_channels=self.k_channels,
+            v_channels=self.v_channels,
+            page_size=self.page_size,
+            pages_per_slot=self.pages_per_slot,
+            dtype=self.dtype,
+            is_latent=self.is_latent,
+            has_ancestor_bits=self.is_tree,
+        )
+
 
 _GQA = Case("", "time")
 _MLA16 = Case("", "time", num_q_heads=16, num_kv_heads=1, k_channels=576, v_channels=512, is_latent=True)
 _MLA128 = replace(_MLA16, num_q_heads=128)
 
-_SHAPES = {
+SHAPES = {
     "gqa W1": _GQA,
     "gqa W4": replace(_GQA, num_rows=4),
     "gqa W1 ragged": replace(_GQA, lengths="ragged"),
@@ -44,24 +74,31 @@ _SHAPES = {
     "mla128 W1 ragged": replace(_MLA128, lengths="ragged"),
 }
 
+_BLOCK_64 = (("block", 64), ("num_stages", 2), ("overhead", 2))
 _VARIANTS: dict[str, list[tuple[tuple[str, int], ...]]] = {
-    "gqa W1": [(("block", 128), ("num_stages", 2)), (("num_stages", 3),)],
-    "gqa W4": [(("block", 128), ("num_stages", 2))],
-    "gqa W1 ragged": [(("overhead", 0),), (("overhead", 3),)],
-    "gqa W1 batch1 32k": [(("block", 128), ("num_stages", 2))],
-    "mla16 W1": [(("overhead", 0),)],
-    "mla16 W4": [(("overhead", 3),)],
+    "gqa W1 ragged": [(("overhead", 4),)],
+    "mla16 W1": [(("early_channels", 448),), _BLOCK_64],
+    "mla16 W4": [(("early_channels", 448),)],
+    "mla16 W4 ragged": [(("early_channels", 448),), _BLOCK_64],
+    "mla128 W1": [
+        (("early_channels", 448),),
+        (("early_channels", 544),),
+        _BLOCK_64,
+        (*_BLOCK_64, ("early_channels", 448)),
+    ],
+    "mla128 W4": [(("early_channels", 448),), _BLOCK_64],
+    "mla128 W1 ragged": [_BLOCK_64],
 }
 
 
 def _timed() -> list[Case]:
     cases = [Case("ceilings", "ceilings")]
-    for name, shape in _SHAPES.items():
+    for name, shape in SHAPES.items():
         cases.append(replace(shape, name=name))
     for name, tiles in _VARIANTS.items():
         for tile in tiles:
             suffix = " ".join(f"{field}={value}" for field, value in tile)
-            cases.append(replace(_SHAPES[name], name=f"{name} {suffix}", tile=tile))
+            cases.append(replace(SHAPES[name], name=f"{name} {suffix}", tile=tile))
     return cases
 
 
@@ -83,6 +120,16 @@ CHECKS: list[Case] = [
         tile=(("block", 128), ("num_stages", 1)),
     ),
     replace(_CHECK, name="check gqa W6 group16", num_rows=6, num_kv_heads=2),
+    replace(_CHECK, name="check gqa chunk of 100", num_rows=100, page_size=32),
+    replace(
+        _MLA16,
+        name="check mla16 chunk of 48",
+        kind="check",
+        num_slots=12,
+        context=700,
+        lengths="edges",
+        num_rows=48,
+    ),
     replace(_MLA16, name="check mla16 W1", kind="check", num_slots=12, context=700, lengths="edges"),
     replace(
         _MLA16,

@@ -1,42 +1,26 @@
 """Paged attention on NVIDIA Hopper, in Pallas Mosaic GPU: TMA page loads, wgmma, warp specialisation."""
 
-from dataclasses import dataclass
+import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas.paged_attention.contract import PagedAttentionConfig, Problem
 from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout
+from kernels_pallas.paged_attention.mosaic_gpu_tile import (
+    MAX_NARROW,
+    SMEM_BYTES,
+    TileConfig,
+    default_tile,
+    is_wide,
+    smem_bytes,
+    tuned_tile,
+)
 
-_SMEM_BYTES = 232_448  # shared memory that one CTA can have on Hopper
 _PAGE_SIZES = (16, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class TileConfig:
-    """How the work is cut. `block` positions a step, `num_stages` blocks in flight, costs in blocks."""
-
-    block: int = 64
-    num_stages: int = 4
-    overhead: int = 1
-    min_share: int = 2
-    num_ctas: int = 132
-
-
-def default_tile(problem: Problem) -> TileConfig:
-    """The deepest pipeline that fits into shared memory."""
-    for num_stages in (6, 5, 4, 3, 2):
-        tile = TileConfig(num_stages=num_stages)
-        if smem_bytes(problem, tile) <= _SMEM_BYTES:
-            return tile
-    return TileConfig(num_stages=2)
-
-
-def smem_bytes(problem: Problem, tile: TileConfig) -> int:
-    """Shared memory that the kernel takes, each buffer rounded up to the alignment that TMA wants."""
-    per_stage = tile.block * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) * 2
-    query = TILE * max(problem.k_channels, problem.v_channels) * 2
-    return query + tile.num_stages * per_stage + 3 * 1024
+MAX_ROWS = 1024
+"""Query rows a slot: a few of a decoding step, or a chunk of a prompt."""
 
 
 def supports(problem: Problem) -> str | None:
@@ -47,15 +31,19 @@ def supports(problem: Problem) -> str | None:
         return f"pages hold {problem.page_size} positions; it must be one of {_PAGE_SIZES}."
     if problem.k_channels % 64 or problem.v_channels % 64:
         return f"{problem.k_channels} key and {problem.v_channels} value channels; both must be multiples of 64."
-    if problem.v_channels > 512 or (problem.v_channels > 256 and problem.v_channels % 128):
-        return f"{problem.v_channels} value channels; at most 512, above 256 a multiple of 128."
-    if problem.num_rows > 32:
-        return f"{problem.num_rows} query rows a slot; at most 32."
+    if problem.v_channels > 512 or (is_wide(problem) and problem.v_channels % 128):
+        return f"{problem.v_channels} value channels; at most 512, above {MAX_NARROW} a multiple of 128."
+    if is_wide(problem) and not problem.is_latent and problem.dtype != "float32":
+        return (
+            f"{problem.v_channels} value channels beside the keys; more than {MAX_NARROW} only as part of them (MLA)."
+        )
+    if problem.num_rows > MAX_ROWS:
+        return f"{problem.num_rows} query rows a slot; at most {MAX_ROWS}."
     if problem.dtype == "float32":
         bytes_needed = 64 * 4 * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) + 8 * 1024
     else:
-        bytes_needed = smem_bytes(problem, TileConfig(num_stages=2))
-    if bytes_needed > _SMEM_BYTES:
+        bytes_needed = smem_bytes(problem, replace(default_tile(problem), num_stages=2))
+    if bytes_needed > SMEM_BYTES:
         return f"{problem.k_channels} key channels: two blocks of context do not fit into shared memory."
     return None
 
@@ -65,6 +53,7 @@ def make_layout(problem: Problem, num_pages: int, tile: TileConfig) -> Layout:
     group = problem.num_q_heads // problem.num_kv_heads
     rows = problem.num_rows * group
     num_row_tiles = -(-rows // TILE)
+    tile_rows = TILE if num_row_tiles > 1 else -(-rows // 8) * 8
     return Layout(
         num_slots=problem.num_slots,
         num_rows=problem.num_rows,
@@ -75,14 +64,18 @@ def make_layout(problem: Problem, num_pages: int, tile: TileConfig) -> Layout:
         page_size=problem.page_size,
         pages_per_slot=problem.pages_per_slot,
         num_pages=num_pages,
-        tile_rows=TILE if num_row_tiles > 1 else -(-rows // 8) * 8,
+        tile_rows=tile_rows,
+        out_rows=TILE if is_wide(problem) else tile_rows,
         num_row_tiles=num_row_tiles,
         is_latent=problem.is_latent,
+        is_tree=problem.has_ancestor_bits,
         block=tile.block,
         num_stages=tile.num_stages,
         overhead=tile.overhead,
         min_share=tile.min_share,
+        slack=tile.slack,
         num_ctas=tile.num_ctas,
+        early_channels=tile.early_channels,
     )
 
 
@@ -100,14 +93,9 @@ def paged_attention_gpu(
 ) -> jax.Array:
     """See `contract`. Softmax and sums in float32, weights in bf16; output in q's dtype. Float32 pages: all in float32.
 
-    `tile` None takes `default_tile`; float32 pages have none. `interpret` is Pallas' own switch to run without a GPU.
+    `tile` None takes `tuned_tile`; float32 pages have none. `interpret` is Pallas' own switch to run without a GPU.
     """
     problem = Problem.of(q_BWHC, k_pages, v_pages, page_table_BP, ancestor_bits_BW, config)
-    # Mosaic GPU needs a package (absl-py) that jax does not bring along: asking `supports` must work without it.
-    from kernels_pallas.paged_attention.mosaic_gpu_attend import attend
-    from kernels_pallas.paged_attention.mosaic_gpu_combine import combine
-    from kernels_pallas.paged_attention.mosaic_gpu_exact import ExactLayout, attend_exact
-
     num_pages, page_size, num_kv_heads, k_channels = k_pages.shape
     lens_B = committed_len_B.astype(jnp.int32)
     table = page_table_BP.astype(jnp.int32).reshape(-1)
@@ -117,37 +105,49 @@ def paged_attention_gpu(
     k = k_pages.reshape(num_pages * page_size, num_kv_heads * k_channels)
     v = None if v_pages is None else v_pages.reshape(num_pages * page_size, num_kv_heads * config.v_channels)
     if problem.dtype == "float32":
-        exact = ExactLayout(
-            num_rows=problem.num_rows,
-            group=problem.num_q_heads // problem.num_kv_heads,
-            num_kv_heads=problem.num_kv_heads,
-            k_channels=problem.k_channels,
-            v_channels=problem.v_channels,
-            page_size=problem.page_size,
-            pages_per_slot=problem.pages_per_slot,
-            num_pages=num_pages,
-            is_latent=problem.is_latent,
-            scale=config.scale,
-        )
         rows = q_BWHC.astype(jnp.float32).reshape(-1, k_channels)
-        out = attend_exact(exact, lens_B, table, bits, rows, k, v, interpret=interpret)
+        out = _attend_float32(problem, num_pages, config.scale, interpret, lens_B, table, bits, rows, k, v)
         return out.reshape(*q_BWHC.shape[:3], config.v_channels).astype(q_BWHC.dtype)
+    layout = make_layout(problem, num_pages, tile or tuned_tile(problem, jax.devices()[0].device_kind))
+    return _attend_bfloat16(layout, config.scale, interpret, q_BWHC, lens_B, table, bits, k, v)
 
-    layout = make_layout(problem, num_pages, tile or default_tile(problem))
-    q = _pack(layout, q_BWHC.astype(k_pages.dtype))
-    out_ref = jax.new_ref(jnp.empty((layout.num_items * layout.tile_rows, layout.v_channels), q.dtype))
-    parts = attend(
-        layout,
-        config.scale,
-        lens_B,
-        table,
-        bits,
-        q,
-        k,
-        v,
-        out_ref,
-        interpret=interpret,
+
+# Mosaic GPU needs a package (absl-py) that jax does not bring along: asking `supports` must work without it, so these
+# import it when they are called. They are compiled as functions of their own: a model's layers then share one lowering.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _attend_float32(
+    problem: Problem, num_pages: int, scale: float, interpret: object, lens_B, table, bits, rows, k, v
+) -> jax.Array:
+    from kernels_pallas.paged_attention.mosaic_gpu_exact import ExactLayout, attend_exact
+
+    layout = ExactLayout(
+        num_rows=problem.num_rows,
+        group=problem.num_q_heads // problem.num_kv_heads,
+        num_kv_heads=problem.num_kv_heads,
+        k_channels=problem.k_channels,
+        v_channels=problem.v_channels,
+        page_size=problem.page_size,
+        pages_per_slot=problem.pages_per_slot,
+        num_pages=num_pages,
+        is_latent=problem.is_latent,
+        scale=scale,
     )
+    return attend_exact(layout, lens_B, table, bits, rows, k, v, interpret=interpret)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _attend_bfloat16(layout: Layout, scale: float, interpret: object, q_BWHC, lens_B, table, bits, k, v) -> jax.Array:
+    from kernels_pallas.paged_attention.mosaic_gpu_attend import attend
+    from kernels_pallas.paged_attention.mosaic_gpu_combine import combine
+    from kernels_pallas.paged_attention.mosaic_gpu_latent import attend_latent
+
+    q = _pack(layout, q_BWHC.astype(k.dtype))
+    out_ref = jax.new_ref(jnp.empty((layout.num_items * layout.out_rows, layout.v_channels), q.dtype))
+    operands = (lens_B, table, bits, q, k)
+    if layout.v_channels > MAX_NARROW:
+        parts = attend_latent(layout, scale, *operands, out_ref, interpret=interpret)
+    else:
+        parts = attend(layout, scale, *operands, v, out_ref, interpret=interpret)
     combine(layout, lens_B, *parts, out_ref, interpret=interpret)
     return _unpack(layout, jax.freeze(out_ref)).astype(q_BWHC.dtype)
 
@@ -164,7 +164,7 @@ def _pack(layout: Layout, q_BWHC: jax.Array) -> jax.Array:
 
 def _unpack(layout: Layout, out: jax.Array) -> jax.Array:
     rows = layout.num_rows * layout.group
-    out = out.reshape(layout.num_slots, layout.num_kv_heads, layout.num_row_tiles * layout.tile_rows, layout.v_channels)
+    out = out.reshape(layout.num_slots, layout.num_kv_heads, layout.num_row_tiles * layout.out_rows, layout.v_channels)
     out = out[:, :, :rows].reshape(
         layout.num_slots, layout.num_kv_heads, layout.num_rows, layout.group, layout.v_channels
     )

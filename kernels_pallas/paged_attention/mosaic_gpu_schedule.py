@@ -33,13 +33,17 @@ class Layout:
     pages_per_slot: int
     num_pages: int
     tile_rows: int  # packed query rows an item holds: a multiple of 8, at most 64
+    out_rows: int  # rows from one item to the next in the kernels' output, at least tile_rows
     num_row_tiles: int
     is_latent: bool
+    is_tree: bool  # ancestor bits say what rows attend among themselves
     block: int  # positions a compute step takes
     num_stages: int  # blocks in flight
     overhead: int  # blocks that starting an item costs
     min_share: int  # fewest blocks worth a CTA
+    slack: int  # percent that a share may grow if the longest item is then cut into equal parts, or not at all
     num_ctas: int
+    early_channels: int  # wide latent values: channels whose scores run during the softmax of the block before
 
     @property
     def items_per_slot(self) -> int:
@@ -57,6 +61,15 @@ class Layout:
 def num_blocks(layout: Layout, committed_len: jax.Array) -> jax.Array:
     """Blocks that hold a position some row attends; 0 for a dead slot."""
     end = jnp.minimum(committed_len + layout.num_rows, layout.num_positions)
+    return jnp.where(committed_len >= 0, lax.div(end + (layout.block - 1), layout.block), 0)
+
+
+def tile_blocks(layout: Layout, committed_len: jax.Array, row_tile: jax.Array) -> jax.Array:
+    """Blocks that hold a position some row of the tile attends; 0 for a dead slot. At most `num_blocks`."""
+    if layout.is_tree or layout.num_row_tiles == 1:
+        return num_blocks(layout, committed_len)
+    last_packed = jnp.minimum((row_tile + 1) * layout.tile_rows, layout.num_rows * layout.group) - 1
+    end = jnp.minimum(committed_len + lax.div(last_packed, layout.group) + 1, layout.num_positions)
     return jnp.where(committed_len >= 0, lax.div(end + (layout.block - 1), layout.block), 0)
 
 
@@ -83,11 +96,29 @@ def _fold_slots(layout: Layout, lens_ref, step, init):
     return carry
 
 
+_MOST_CUTS = 4
+
+
 def share_of(layout: Layout, lens_ref) -> jax.Array:
-    """Blocks of the line that each CTA owns."""
-    total = _fold_slots(layout, lens_ref, lambda _, length, carry: carry + length, jnp.int32(0))
-    share = lax.div(total + (layout.num_ctas - 1), layout.num_ctas)
-    return jnp.maximum(share, layout.min_share)
+    """Blocks of the line that each CTA owns.
+
+    Equal contexts are then cut at the same places, into as few parts as `slack` allows: fewer parts are merged.
+    """
+
+    def step(_, length, carry):
+        total, longest = carry
+        return total + length, jnp.maximum(longest, length)
+
+    zero = jnp.int32(0)
+    total, longest = _fold_slots(layout, lens_ref, step, (zero, zero))
+    equal = jnp.maximum(lax.div(total + (layout.num_ctas - 1), layout.num_ctas), layout.min_share)
+    share = equal
+    item = lax.div(longest, layout.items_per_slot)
+    for parts in range(_MOST_CUTS, 0, -1) if layout.slack else ():
+        candidate = lax.div(item + (parts - 1), parts)
+        is_near = (candidate >= equal) & (candidate * 100 <= equal * (100 + layout.slack))
+        share = jnp.where(is_near, candidate, share)
+    return share
 
 
 def locate(layout: Layout, lens_ref, place: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -124,8 +155,8 @@ class Part:
     last_cta: jax.Array  # ... and the one that holds its last
 
 
-def for_each_part(layout: Layout, lens_ref, cta: jax.Array, body, init: jax.Array) -> jax.Array:
-    """Runs `body(part, carry) -> carry` for the parts that the CTA owns, in order. `init` is a scalar int32."""
+def for_each_part(layout: Layout, lens_ref, cta: jax.Array, body, init):
+    """Runs `body(part, carry) -> carry` for the parts that the CTA owns, in order."""
     share = share_of(layout, lens_ref)
     begin = cta * share
     item, start, total = locate(layout, lens_ref, begin)
@@ -140,13 +171,14 @@ def for_each_part(layout: Layout, lens_ref, cta: jax.Array, body, init: jax.Arra
         slot = lax.div(item, layout.items_per_slot)
         sub = item - slot * layout.items_per_slot
         committed_len = lens_ref[slot]
-        blocks = num_blocks(layout, committed_len)
+        row_tile = lax.rem(sub, layout.num_row_tiles)
+        blocks = tile_blocks(layout, committed_len, row_tile)  # the line is as long as the last tile's
         context = start + layout.overhead  # where the item's context starts on the line
         part = Part(
             item=item,
             slot=slot,
             kv_head=lax.div(sub, layout.num_row_tiles),
-            row_tile=lax.rem(sub, layout.num_row_tiles),
+            row_tile=row_tile,
             committed_len=committed_len,
             first=jnp.clip(begin - context, 0, blocks),
             last=jnp.clip(end - context, 0, blocks),

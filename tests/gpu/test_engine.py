@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mtp_jax import LLM, SamplingParams
+from mtp_jax import LLM, CompletionOutput, SamplingParams
 from mtp_jax.checkpoints import load_model
 from mtp_jax.core.config import EngineConfig, SpeculativeConfig
 from mtp_jax.engine.engine import Engine
@@ -61,3 +61,47 @@ def test_the_guard_of_the_test_above_does_fire() -> None:
     on_device = jnp.arange(3) + 1
     with jax.transfer_guard_device_to_host("disallow"), pytest.raises(Exception, match=r"[Dd]isallowed"):
         np.asarray(on_device)
+
+
+# --- the Hopper kernels in the whole engine
+
+
+def outputs_of(dtype: str, backend: str, speculative_config: dict[str, str] | None) -> list[CompletionOutput]:
+    llm = LLM(
+        "tiny-mtp",
+        dtype=dtype,
+        attention_backend=backend,
+        speculative_config=speculative_config,
+        max_model_len=160,
+        max_num_seqs=4,
+        prefill_chunk=64,
+    )
+    params = SamplingParams(max_tokens=96, ignore_eos=True, logprobs=2)
+    return [output.outputs[0] for output in llm.generate(list(PROMPTS), params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("speculative_config", [None, {"method": "mtp"}], ids=["plain", "mtp"])
+def test_mosaic_gpu_gives_the_greedy_tokens_of_the_reference_in_float32(
+    speculative_config: dict[str, str] | None,
+) -> None:
+    expected = [output.token_ids for output in outputs_of("float32", "reference", None)]
+    assert [output.token_ids for output in outputs_of("float32", "mosaic_gpu", speculative_config)] == expected
+
+
+def test_in_bfloat16_the_first_different_token_was_nearly_a_tie(capsys: pytest.CaptureFixture[str]) -> None:
+    reference, kernel = (outputs_of("bfloat16", backend, None) for backend in ("reference", "mosaic_gpu"))
+    for prompt, expected, given in zip(PROMPTS, reference, kernel, strict=True):
+        pairs = enumerate(zip(expected.token_ids, given.token_ids, strict=True))
+        first = next((index for index, (one, other) in pairs if one != other), None)
+        if first is None:
+            continue
+        assert expected.logprobs is not None
+        top = sorted((entry.logprob for entry in expected.logprobs[first].values()), reverse=True)
+        margin = top[0] - top[1]
+        with capsys.disabled():
+            print(f"\n{prompt!r}: token {first} differs; the reference's top-2 margin there is {margin:.4f} nats")
+        assert margin < BF16_TIE
+
+
+BF16_TIE = 0.1
+"""Nats: logits of about 20 are bfloat16 numbers 2^-4 apart or nearer, and ten layers lie before them."""

@@ -5,6 +5,7 @@ hardware's limits. Lowering for "cuda" does: it ends in the module that the GPU'
 """
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from kernels_pallas.paged_attention import PagedAttentionConfig
 from kernels_pallas.paged_attention.arg_specs import ArgSpec, make_inputs
+from kernels_pallas.paged_attention.contract import Problem
 from tests.kernels.oracle import check
 
 plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu", reason="Mosaic GPU needs absl-py")
@@ -26,6 +28,8 @@ from kernels_pallas.paged_attention import (  # noqa: E402 - needs the module th
     mosaic_gpu,
     mosaic_gpu_attend,
     mosaic_gpu_combine,
+    mosaic_gpu_common,
+    mosaic_gpu_latent,
     mosaic_gpu_schedule,
 )
 
@@ -33,13 +37,17 @@ KEY = jax.random.key(3)
 GQA = ArgSpec(8, 2, 64, 64, False, 16, 2, (70, -1, 5, 126), scale=0.3)
 TREE = replace(GQA, page_size=32, num_rows=3, committed_len=(62, 0), tree_parents=(-1, 0, 0))
 LATENT = ArgSpec(16, 1, 128, 64, True, 64, 1, (130, 61), scale=0.3)
-WIDE = ArgSpec(8, 1, 576, 512, True, 128, 1, (66,), scale=0.1)  # two consumer warpgroups
-SPECS = {"gqa": GQA, "tree": TREE, "latent": LATENT, "wide": WIDE}
+WIDE = ArgSpec(8, 1, 576, 512, True, 128, 1, (66,), scale=0.1)
+CHUNK = replace(GQA, num_rows=40, committed_len=(70, 0, -1), page_size=32)  # of a prompt: three row tiles
+SPECS = {"gqa": GQA, "tree": TREE, "latent": LATENT, "wide": WIDE, "chunk": CHUNK}
 
 
 def run(*arrays: Any, config: PagedAttentionConfig, num_ctas: int = 3) -> jax.Array:
     """The kernels in the interpreter, on so few CTAs that items are cut."""
-    tile = mosaic_gpu.TileConfig(num_stages=2, num_ctas=num_ctas, min_share=1, overhead=1)
+    q, k, v, table, _, bits = arrays
+    default = mosaic_gpu.default_tile(Problem.of(q, k, v, table, bits, config))
+    block = min(default.block, 64)  # and blocks so small that short contexts have several
+    tile = replace(default, block=block, num_stages=2, num_ctas=num_ctas, min_share=1, overhead=1)
     interpret = plgpu.InterpretGPUParams()
     return mosaic_gpu.paged_attention_gpu(*arrays, config=config, tile=tile, interpret=interpret)
 
@@ -78,7 +86,7 @@ def test_parts_of_peaked_rows_are_weighed_by_their_sums() -> None:
 @pytest.mark.parametrize("lens", [(0, 5, -1, 700, 63), (64, 64, 64), (-1, -1), (1000,), (-1, 3) * 9])
 def test_the_work_list_covers_every_block_once(lens: tuple[int, ...], num_ctas: int) -> None:
     spec = replace(GQA, committed_len=lens)
-    tile = mosaic_gpu.TileConfig(num_ctas=num_ctas, min_share=2)
+    tile = mosaic_gpu.TileConfig(block=64, num_stages=2, overhead=1, num_ctas=num_ctas, min_share=2)
     layout = mosaic_gpu.make_layout(spec.problem(), spec.num_pages, tile)
     covered = np.zeros((layout.num_items, 64), int)
     shares = []
@@ -112,12 +120,20 @@ def lower(spec: ArgSpec) -> str:
     return jax.jit(attention).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(
-    "spec", [GQA, TREE, WIDE, replace(TREE, dtype="float32")], ids=["gqa", "tree", "wide", "exact"]
-)
-def test_lowers_for_cuda_to_the_kernel_and_nothing_else(spec: ArgSpec) -> None:
+KERNELS = {
+    "gqa": (GQA, ["paged_attention_mosaic_gpu", "paged_attention_mosaic_gpu_combine"]),
+    "tree": (TREE, ["paged_attention_mosaic_gpu", "paged_attention_mosaic_gpu_combine"]),
+    "wide": (WIDE, ["paged_attention_mosaic_gpu_latent", "paged_attention_mosaic_gpu_combine"]),
+    "exact": (replace(TREE, dtype="float32"), ["paged_attention_mosaic_gpu_exact"]),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_lowers_for_cuda_to_the_named_kernels_and_nothing_else(name: str) -> None:
+    spec, kernels = KERNELS[name]
     text = lower(spec)
-    assert text.count("@mosaic_gpu_v2") == (1 if spec.dtype == "float32" else 2)
+    assert text.count("@mosaic_gpu_v2") == len(kernels)
+    assert sorted(set(re.findall(r"(paged_attention_\w+?)_mosaic_gpu\b", text))) == sorted(kernels)
     assert "stablehlo.dot" not in text
     assert "stablehlo.gather" not in text
 
@@ -133,8 +149,9 @@ def test_lowers_for_cuda_to_the_kernel_and_nothing_else(spec: ArgSpec) -> None:
         ({"page_size": 256}, "pages hold 256"),
         ({"k_channels": 80, "v_channels": 80}, "multiples of 64"),
         ({"v_channels": 1024, "k_channels": 1024}, "1024 value channels"),
-        ({"num_rows": 33}, "33 query rows"),
-        ({"k_channels": 512, "v_channels": 512}, "512 key channels"),
+        ({"num_rows": 1025}, "1025 query rows"),
+        ({"k_channels": 1024, "v_channels": 256}, "1024 key channels"),
+        ({"k_channels": 512, "v_channels": 512}, "only as part of them"),
     ],
 )
 def test_says_what_it_cannot_do(change: dict[str, object], reason: str) -> None:
@@ -150,39 +167,63 @@ def test_says_what_it_can_do(spec: ArgSpec) -> None:
 
 
 class _NoWait:
-    """Mosaic GPU in which nobody waits for keys."""
+    """Mosaic GPU in which nobody waits for barriers of so many arrivals."""
+
+    def __init__(self, num_arrivals: int):
+        self.num_arrivals = num_arrivals
 
     def __getattr__(self, name: str) -> object:
         return getattr(plgpu, name)
 
     def barrier_wait(self, barrier: Any) -> None:
-        if getattr(barrier, "ref", barrier).dtype.num_arrivals != 4:  # pages of a block
+        if getattr(barrier, "ref", barrier).dtype.num_arrivals != self.num_arrivals:
             plgpu.barrier_wait(barrier)
 
 
 def _without_last_part(original):
-    def merge(layout, high, low, lse, first, last, *where):
-        return original(layout, high, low, lse, first, last - 1, *where)
+    def merge(parts, lse, first, last, *where):
+        return original(parts, lse, first, last - 1, *where)
 
     return merge
 
 
+def _one_less(layout, bits, part, block, original=mosaic_gpu_common.visible):
+    return original(layout, bits, replace(part, committed_len=part.committed_len - 1), block)
+
+
 MUTANTS = {
-    "pages swapped in pairs": (mosaic_gpu_attend, "_aligned", lambda start, rows: start ^ rows),
+    "pages swapped in pairs": (mosaic_gpu_common, "_aligned", lambda start, rows: start ^ rows),
     "last block not read": (
         mosaic_gpu_schedule,
         "num_blocks",
         lambda layout, length: jnp.where(length >= 0, (length + layout.num_rows) // layout.block, 0),
     ),
-    "last part not merged": (mosaic_gpu_combine, "_merge_row", _without_last_part(mosaic_gpu_combine._merge_row)),
-    "rows attend one position less": (
-        mosaic_gpu_attend._Consumer,
-        "visible",
-        lambda self, part, block, original=mosaic_gpu_attend._Consumer.visible: original(
-            self, replace(part, committed_len=part.committed_len - 1), block
+    "last part not merged": (mosaic_gpu_combine, "_merge_rows", _without_last_part(mosaic_gpu_combine._merge_rows)),
+    "rows attend one position less": (mosaic_gpu_attend, "visible", _one_less),
+    "nobody waits for keys": (mosaic_gpu_attend, "plgpu", _NoWait(4)),  # pages of a block
+}
+LATENT_MUTANTS = {
+    "nobody waits for keys, scores or weights": (mosaic_gpu_latent, "plgpu", _NoWait(1)),
+    "rows attend one position less": (mosaic_gpu_latent, "visible", _one_less),
+    "values behind the last row are not zeroed": (
+        mosaic_gpu_latent._Values,
+        "clean",
+        lambda self, part, block, values: None,
+    ),
+    "channels are added to their neighbours": (
+        mosaic_gpu_latent._Values,
+        "add_products",
+        lambda self, pieces, weights, values, original=mosaic_gpu_latent._Values.add_products: original(
+            self, pieces, weights, values[::-1]
         ),
     ),
-    "nobody waits for keys": (mosaic_gpu_attend, "plgpu", _NoWait()),
+    "the last channels are left out of the scores": (
+        mosaic_gpu_latent._Scores,
+        "add_scores",
+        lambda self, acc_ref, stage, first, end, original=mosaic_gpu_latent._Scores.add_scores: (
+            original(self, acc_ref, stage, first, end) if end - first < 544 else original(self, acc_ref, stage, 0, 512)
+        ),
+    ),
 }
 
 
@@ -200,3 +241,12 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, interprete
     monkeypatch.setattr(owner, attribute, fault)
     with pytest.raises((AssertionError, RuntimeError)):
         check(functools.partial(run, num_ctas=5), spec, make_inputs(spec, KEY))  # five: the first item is cut
+
+
+@pytest.mark.parametrize("name", LATENT_MUTANTS)
+def test_a_fault_of_the_latent_kernel_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch, interpreter_reset: None
+) -> None:
+    monkeypatch.setattr(*LATENT_MUTANTS[name])
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(functools.partial(run, num_ctas=2), WIDE, make_inputs(WIDE, KEY))
