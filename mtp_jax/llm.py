@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from mtp_jax.checkpoints import load_model
 from mtp_jax.core.config import FinishReason, SamplingParams, SpeculativeConfig
-from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.errors import ConfigError, EngineFailed
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.launch import OnShape
@@ -101,8 +101,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """One output per prompt, in order. A request that cannot be served comes back rejected; the others go on."""
+        """One output per prompt, in order. A request that cannot be served comes back rejected; the others go on.
+
+        `on_output` gets each output as soon as its request ends. On a mesh of several processes every one of them must
+        call this, each with prompts of its own (none is allowed); processes that share a data shard with the same ones.
+        `EngineFailed` when a device or another process fails; its `outputs` are those of the requests that had ended.
+        """
         given = prompt_list(prompts)
         params_list = params_for(given, sampling_params)
         jobs = [
@@ -110,7 +116,17 @@ class LLM:
             for index, (prompt, params) in enumerate(zip(given, params_list, strict=True))
         ]
         with tqdm(total=len(jobs), desc="requests", unit="req", disable=None if use_tqdm else True) as bar:
-            self._run(jobs, on_finished=lambda: bar.update())
+
+            def on_finished(job: _Job) -> None:
+                bar.update()
+                if on_output is not None:
+                    on_output(job.output())
+
+            try:
+                self._run(jobs, on_finished)
+            except EngineFailed as failure:
+                failure.outputs = [job.output() for job in jobs if job.is_finished]
+                raise
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
@@ -141,7 +157,7 @@ class LLM:
 
     def get_metrics(self) -> dict[str, Any]:
         """Totals since start, under vLLM's names; per-position counts are unconditional (accepted at that position)."""
-        totals = self.engine.scheduler.totals
+        totals = self.engine.group.totals
         num_drafts = totals.num_drafts
         return {
             "spec_decode_num_drafts": num_drafts,
@@ -206,23 +222,25 @@ class LLM:
         finally:
             self._forget(job)
 
-    def _run(self, jobs: Sequence["_Job"], on_finished: Callable[[], Any]) -> None:
+    def _run(self, jobs: Sequence["_Job"], on_finished: Callable[["_Job"], None]) -> None:
         unfinished = list(jobs)
+        self.engine.start()
         try:
             for job in jobs:
                 self._submit(job)
             while unfinished:
                 for job in unfinished:
                     self._deliver(job)
-                still = [job for job in unfinished if not job.is_finished]
-                for _ in range(len(unfinished) - len(still)):
-                    on_finished()
-                unfinished = still
+                for job in unfinished:
+                    if job.is_finished:
+                        on_finished(job)
+                unfinished = [job for job in unfinished if not job.is_finished]
                 if unfinished:
                     self._step()
         finally:
             for job in jobs:
                 self._forget(job)
+            self._drain_if_idle()
 
     def _submit(self, job: "_Job") -> None:
         self._sinks[job.request.request_id] = []
@@ -250,7 +268,10 @@ class LLM:
         self._sinks.pop(job.request.request_id, None)
         if not job.is_finished:
             self.engine.cancel(job.request.request_id)
-        if not self.engine.scheduler.has_work:
+        self._drain_if_idle()
+
+    def _drain_if_idle(self) -> None:
+        if not self.engine.group.has_work:
             self.engine.drain()
 
 

@@ -16,7 +16,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) -> dict[str, int]:
-    """Bytes by what they are for: the page pools of target and drafter, the page tables, a full batch's logits.
+    """Bytes on one device by what they are for: the page pools of target and drafter, the page tables, a full batch's logits.
 
     Not all that a step takes, but all that the options of the cache and the batch can make arbitrarily large.
     """
@@ -25,12 +25,15 @@ def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) ->
         warnings.simplefilter("ignore")  # the engine gives the same warning
         method, max_draft_len = resolve_method(speculative, family)
     specs = (*family.kv_specs(), *PROPOSERS[method](family, speculative).draft_kv_specs(family))
-    channels = sum(spec.num_kv_heads * (spec.k_channels + (spec.v_channels or 0)) for spec in specs)
-    num_positions = (config.num_pages + 1) * config.cache.page_size
+    channels = 0
+    for spec in specs:
+        num_heads = spec.num_kv_heads if spec.axis is None else spec.num_kv_heads // config.mesh.model
+        channels += num_heads * (spec.k_channels + (spec.v_channels or 0))
+    num_positions = (config.pages_per_shard + 1) * config.cache.page_size
     return {
         "KV blocks": num_positions * channels * dtype.itemsize,
-        "page tables": config.max_num_seqs * config.pages_per_slot * 4,
-        "logits": config.max_num_seqs * (max_draft_len + 1) * family.vocab_size * 4,
+        "page tables": config.slots_per_shard * config.pages_per_slot * 4,
+        "logits": config.slots_per_shard * (max_draft_len + 1) * family.vocab_size * 4,
     }
 
 

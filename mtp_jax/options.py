@@ -9,7 +9,7 @@ import jax
 
 from kernels_pallas.paged_attention import select_backend
 from mtp_jax.acceptance.registry import RULES
-from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
+from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.policies.registry import POLICIES
@@ -34,8 +34,6 @@ def engine_config(
     seed: int = 0,
 ) -> EngineConfig:
     """The engine's configuration from `LLM`'s options; what cannot be honoured is refused."""
-    if mesh is not None and not (isinstance(mesh, Mapping) and dict(mesh).items() <= {"data": 1, "model": 1}.items()):
-        raise ConfigError(f"mesh={mesh!r} is not available in this version; leave it at None.")
     if not isinstance(async_scheduling, bool):
         raise ConfigError(f"async_scheduling is {async_scheduling!r}; it must be True or False.")
     if enable_prefix_caching:
@@ -56,6 +54,7 @@ def engine_config(
     config = EngineConfig(
         max_model_len=limit if max_model_len is None else max_model_len,
         max_num_seqs=max_num_seqs,
+        mesh=_mesh_from(mesh),
         cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
         speculative=speculative_config or SpeculativeConfig(method=None),
         attention_backend=_backend(attention_backend),
@@ -74,6 +73,14 @@ def check_option_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise ConfigError(f"LLM has no option {name!r}; it has {', '.join(known)}.")
+
+
+def _mesh_from(mesh: Mapping[str, int] | None) -> MeshConfig:
+    if mesh is None:
+        return MeshConfig()
+    if not isinstance(mesh, Mapping) or not {*mesh} <= {"data", "model"}:
+        raise ConfigError(f"mesh is {mesh!r}; it must be a dict such as {{'data': 2, 'model': 4}}.")
+    return MeshConfig(**mesh)
 
 
 def _backend(name: str) -> str:

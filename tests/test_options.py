@@ -18,7 +18,8 @@ def test_an_unknown_option_is_named_before_the_model_is_looked_for() -> None:
     ("option", "value"),
     [
         ("mesh", {"foo": 1}),
-        ("mesh", {"data": 2}),
+        ("mesh", {"data": 3}),
+        ("mesh", {"model": 0}),
         ("mesh", [("data", 1)]),
         ("enable_prefix_caching", True),
         ("numerics", "invariant"),

@@ -14,6 +14,10 @@ class Recorded:
     inner: DraftLenPolicy
     steps: list[StepStats] = field(default_factory=list)
 
+    @property
+    def is_voted(self) -> bool:
+        return self.inner.is_voted
+
     def choose(self, view: PolicyView) -> int:
         return self.inner.choose(view)
 

@@ -103,6 +103,7 @@ def _write(llm: LLM, text: str, prompt: tuple[int, ...], params: SamplingParams)
             delta = next(deltas)
         except StopIteration as end:
             print(flush=True)
+            assert isinstance(scheduler.policy, Recorded)  # what `update` made of it
             scheduler.policy = scheduler.policy.inner
             return end.value, Acceptance.of(recorded.steps)
         print(delta, end="", flush=True)

@@ -23,6 +23,8 @@ from mtp_jax.engine.requests import Request
 from mtp_jax.llm import LLM
 from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.sharding import check_mesh
+from mtp_jax.ops.placement import Placement
 from mtp_jax.options import engine_config, resolve_dtype
 from mtp_jax.proposers.registry import resolve_method
 from mtp_jax.text import load_tokenizer
@@ -66,9 +68,10 @@ def engine_options(
     page_size = options.block_size
     needed = -(-max(num_tokens, 2) // max(page_size, 1)) * page_size
     max_model_len = min(needed, model.family.max_position_embeddings)
+    num_shards = (options.mesh or {}).get("data", 1)
     return {
         "max_model_len": max_model_len if options.max_model_len is None else options.max_model_len,
-        "max_num_seqs": num_slots,
+        "max_num_seqs": -(-num_slots // max(num_shards, 1)) * max(num_shards, 1),
         "block_size": page_size,
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
@@ -107,6 +110,8 @@ def check(
     """Raises `ConfigError` for what the engine would refuse, before anything is compiled."""
     config = engine_config(model.family, speculative, **settings)
     check_memory(model.family, config, jnp.dtype(model.dtype))
+    check_mesh(model.family, config.mesh)
+    Placement.of(config.mesh)
     request = Request("0", prompt, params, seed=params.seed or 0, eos_token_ids=model.family.eos_token_ids)
     problem = problem_with(request, config, vocab_size=model.family.vocab_size)
     if problem is not None:

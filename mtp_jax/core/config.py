@@ -211,11 +211,36 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices as `data` shards of `model` devices each.
+
+    Slots and pages belong to a data shard; heads, feed-forward and vocabulary are split over `model`, experts over both
+    axes.
+    """
+
+    data: int = 1
+    model: int = 1
+
+    def __post_init__(self) -> None:
+        _require_int("mesh['data']", self.data, 1, None)
+        _require_int("mesh['model']", self.model, 1, None)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the mesh."""
+        return self.data * self.model
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything static about an engine; resolved once, logged once, never changed."""
+    """Everything static about an engine; resolved once, logged once, never changed.
+
+    `max_num_seqs` slots and `num_pages` pages are the whole mesh's; every data shard has an equal part of them.
+    """
 
     max_model_len: int
     max_num_seqs: int = 8
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     speculative: SpeculativeConfig = field(default_factory=lambda: PLAIN)
     attention_backend: str = "reference"
@@ -234,6 +259,11 @@ class EngineConfig:
         _require_int("seed", self.seed, 0, 2**64 - 1)
         _require_int("max_logprobs", self.max_logprobs, 0, None)
         _require_int("max_stop_token_ids", self.max_stop_token_ids, 0, None)
+        for name, total in (("max_num_seqs", self.max_num_seqs), ("num_kv_blocks", self.cache.num_pages)):
+            if total is not None and total % self.mesh.data != 0:
+                raise ConfigError(
+                    f"{name} is {total}; it must be a multiple of the mesh's {self.mesh.data} data shards."
+                )
 
     @property
     def max_draft_len(self) -> int:
@@ -249,6 +279,16 @@ class EngineConfig:
     def num_pages(self) -> int:
         """Usable pages in the pool, the null page not counted. By default every slot can be full."""
         return self.cache.num_pages or self.max_num_seqs * self.pages_per_slot
+
+    @property
+    def slots_per_shard(self) -> int:
+        """Slots of one data shard."""
+        return self.max_num_seqs // self.mesh.data
+
+    @property
+    def pages_per_shard(self) -> int:
+        """Usable pages of one data shard; each has a null page of its own beside them."""
+        return self.num_pages // self.mesh.data
 
 
 class FrozenMap(dict[int, int]):

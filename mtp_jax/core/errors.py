@@ -1,8 +1,24 @@
-"""The three ways this project says no. Bad input, a limit of a variant (`NotImplementedError`), or a bug of ours."""
+"""The ways this project says no.
+
+Bad input, a limit of a variant (`NotImplementedError`), a device or process that failed, or a bug of ours.
+"""
+
+from collections.abc import Sequence
 
 
 class ConfigError(ValueError):
     """The configuration, model or request cannot be honoured; the message names the thing and what would be allowed."""
+
+
+class EngineFailed(RuntimeError):
+    """A step failed on a device, or another process of the mesh is gone: the engine cannot go on.
+
+    `outputs` holds what was finished before, where whoever raised it knows.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.outputs: Sequence[object] = outputs
 
 
 class InvariantError(RuntimeError):

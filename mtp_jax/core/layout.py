@@ -2,7 +2,7 @@
 
 One transfer each way instead of a dozen; the host's side (`engine/batch.py`, `engine/readback.py`) and the device's
 (`core/types.py`) take the column numbers from here. Floats travel as their bit patterns. After a slot's fixed input
-columns: stop ids, then the page table.
+columns: stop ids, the page table, and where the mesh votes on its steps the shard's wish.
 """
 
 from enum import IntEnum, auto
@@ -53,6 +53,25 @@ class OutputColumn(IntEnum):
     NUM_DRAFTED = auto()
     COMMITTED_LEN = auto()
     FINISHED = auto()
+
+
+class VoteColumn(IntEnum):
+    """A shard's wish for a later step, and what the group agreed: see `engine.vote`.
+
+    After all other columns of a launch's rows (the shard's first row counts) where steps are voted on; on the way back
+    right after the fixed `OutputColumn`s.
+    """
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
+        return count
+
+    ALIVE = auto()
+    SLOTS = auto()
+    CHUNK = auto()
+    FEWER_DRAFTS = auto()
+    USEFUL_DRAFTS = auto()
+    NUM_DECODING = auto()
 
 
 NO_TOKEN = -1

@@ -11,7 +11,7 @@ _SMALLEST_CHUNK = 16
 
 @dataclass(frozen=True)
 class StepShape:
-    """A decode program: `slots` B, a prefix of the state, and `draft_len` K; it verifies W = K + 1 rows a slot."""
+    """A decode program: `slots` B, a prefix of each data shard's state, and `draft_len` K; W = K + 1 rows a slot."""
 
     slots: int
     draft_len: int
@@ -19,9 +19,12 @@ class StepShape:
 
 @dataclass(frozen=True)
 class PrefillShape:
-    """A prefill program: `chunk` prompt tokens of one slot."""
+    """A prefill program: `chunk` prompt tokens of one slot in each data shard."""
 
     chunk: int
+
+
+Shape = StepShape | PrefillShape
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class ShapeGrid:
 
     @classmethod
     def of(cls, config: EngineConfig) -> "ShapeGrid":
-        """Slot buckets 1, 8, 32, 128, ... up to `max_num_seqs`; chunks 16, 64, 256, ... up to `prefill_chunk`.
+        """Slot buckets 1, 8, 32, 128, ... up to a data shard's slots; chunks 16, 64, 256, ... up to `prefill_chunk`.
 
         >>> grid = ShapeGrid.of(EngineConfig(max_model_len=512, max_num_seqs=40))
         >>> grid.slot_buckets, grid.chunk_buckets
@@ -42,11 +45,11 @@ class ShapeGrid:
         """
         slots = [1]
         bucket = 8
-        while bucket < config.max_num_seqs:
+        while bucket < config.slots_per_shard:
             slots.append(bucket)
             bucket *= _SLOT_STEP
-        if config.max_num_seqs > 1:
-            slots.append(config.max_num_seqs)
+        if config.slots_per_shard > 1:
+            slots.append(config.slots_per_shard)
         longest = min(config.prefill_chunk, config.max_model_len)
         chunks: list[int] = []
         chunk = _SMALLEST_CHUNK

@@ -208,8 +208,11 @@ class StepOutputs:
     target_tokens_BW: Int[Array, "B W"]
     logprobs: "Logprobs"
 
-    def pack(self) -> "PackedOutputs":
-        """The same, the small arrays side by side in one: every array costs a transfer of its own."""
+    def pack(self, agreed_V: Int[Array, " V"] | None = None) -> "PackedOutputs":
+        """The same, the small arrays side by side in one: every array costs a transfer of its own.
+
+        What the group agreed on, if it votes, is repeated in every row.
+        """
         columns = {
             OutputColumn.NUM_EMITTED: self.num_emitted,
             OutputColumn.NUM_ACCEPTED: self.num_accepted,
@@ -218,13 +221,17 @@ class StepOutputs:
             OutputColumn.FINISHED: self.finished.astype(jnp.int32),
         }
         fixed = jnp.stack([columns[column] for column in OutputColumn], axis=1)
-        small_BX = jnp.concatenate([fixed, self.tokens_BE, self.drafts_BK, self.target_tokens_BW], axis=1)
+        agreed = [] if agreed_V is None else [jnp.broadcast_to(agreed_V, (fixed.shape[0], agreed_V.shape[0]))]
+        small_BX = jnp.concatenate([fixed, *agreed, self.tokens_BE, self.drafts_BK, self.target_tokens_BW], axis=1)
         return PackedOutputs(small_BX, self.logprobs)
 
 
 @struct.dataclass
 class PackedOutputs:
-    """`StepOutputs` as they travel: `core.layout.OutputColumn`, then E emitted tokens, K drafts, W target tokens."""
+    """`StepOutputs` as they travel, in columns.
+
+    `OutputColumn`s, `VoteColumn`s where steps are voted on, E emitted tokens, K drafts, W target tokens.
+    """
 
     small_BX: Int[Array, "B X"]
     logprobs: "Logprobs"

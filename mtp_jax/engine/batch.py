@@ -1,5 +1,6 @@
 """A decision and the host's tables as one numpy array, uploaded in one explicit transfer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -7,9 +8,11 @@ import numpy as np
 from jaxtyping import Int32
 
 from mtp_jax.core.config import EngineConfig
-from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, Column, PrefillColumn
-from mtp_jax.engine.decisions import PrefillDecision, StepDecision
+from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, Column, PrefillColumn, VoteColumn
+from mtp_jax.core.shapes import Shape, StepShape
+from mtp_jax.engine.decisions import LaunchDecision, PrefillDecision, StepDecision
 from mtp_jax.engine.slots import Slot, SlotTable
+from mtp_jax.ops.placement import Placement
 
 
 @dataclass
@@ -26,71 +29,97 @@ class _Upload:
 
 
 class BatchBuilder:
-    """Builds the uploads. Rows that did not change since the last launch are kept."""
+    """Builds the uploads: one row per slot of the bucket (decode) or one per data shard (prefill), shard after shard.
 
-    def __init__(self, config: EngineConfig, *, lookahead: int) -> None:
+    Rows that did not change since the last launch are kept. Where the group votes, a shard's wish ends its first row.
+    """
+
+    def __init__(self, config: EngineConfig, placement: Placement, *, lookahead: int, is_voting: bool = False) -> None:
         self._num_stop_ids = config.max_stop_token_ids
         self._pages_per_slot = config.pages_per_slot
+        self._placement = placement
         self._lookahead = lookahead
-        self._rows: dict[int, _CachedRow] = {}
-        self._uploads: dict[int, _Upload] = {}  # the last one of each slot bucket
+        self._vote_width = len(VoteColumn) if is_voting else 0
+        self._rows: dict[tuple[int, int], _CachedRow] = {}  # by shard and slot
+        self._uploads: dict[Shape, _Upload] = {}  # the last one of each shape
 
     @property
     def row_width(self) -> int:
         """Columns of a slot's row: fixed ones, stop ids, page table."""
         return len(Column) + self._num_stop_ids + self._pages_per_slot
 
-    def prefill_width(self, chunk: int) -> int:
-        """Columns of a prefill upload's row."""
-        return len(PrefillColumn) + self.row_width + chunk + self._lookahead
+    def idle_inputs(self, shape: Shape) -> Int32[np.ndarray, "B X"]:
+        """An upload of this process's shards in which nobody takes part: not live, null pages, greedy, no wish."""
+        num_shards = self._placement.num_local_shards
+        if isinstance(shape, StepShape):
+            packed_BX = np.zeros((num_shards * shape.slots, self.row_width + self._vote_width), np.int32)
+            packed_BX[:, Column.NUM_LOGPROBS] = NO_LOGPROBS
+            return packed_BX
+        width = len(PrefillColumn) + self.row_width + shape.chunk + self._lookahead
+        packed_YX = np.zeros((num_shards, width + self._vote_width), np.int32)
+        packed_YX[:, len(PrefillColumn) + Column.NUM_LOGPROBS] = NO_LOGPROBS
+        return packed_YX
 
-    def build_step_inputs(self, decision: StepDecision, slots: SlotTable) -> jax.Array:
-        """[B, X] for the decision's bucket; slots that take no part are all zeros: not live, null pages, greedy."""
-        packed_BX = np.zeros((decision.shape.slots, self.row_width), np.int32)
-        packed_BX[:, Column.NUM_LOGPROBS] = NO_LOGPROBS
-        for decided in decision.slots:
-            slot = slots.find(decided.slot, decided.admission)
-            if slot is not None:
-                packed_BX[decided.slot] = self._row(slot)
-                packed_BX[decided.slot, Column.LIVE] = 1
-                packed_BX[decided.slot, Column.DRAFT_CAP] = decided.draft_cap
-        return self._uploaded(packed_BX)
+    def build(self, launch: LaunchDecision, tables: Sequence[SlotTable]) -> jax.Array:
+        """The launch's inputs on the devices; `tables[i]` belongs to `launch.shards[i]`."""
+        packed = self.idle_inputs(launch.shape)
+        rows_per_shard = len(packed) // len(launch.shards)
+        for shard, (decision, table) in enumerate(zip(launch.shards, tables, strict=True)):
+            part = packed[shard * rows_per_shard : (shard + 1) * rows_per_shard]
+            if isinstance(decision, StepDecision):
+                self._fill_step(part, decision, table, shard)
+            elif decision is not None:
+                self._fill_prefill(part[0], decision, table, shard)
+            if launch.wishes:
+                part[0, -self._vote_width :] = launch.wishes[shard].columns()
+        return self._uploaded(launch.shape, packed)
 
-    def _uploaded(self, packed_BX: Int32[np.ndarray, "B X"]) -> jax.Array:
-        """The launch's inputs on the device. Between two page boundaries they are those of the launch before."""
-        last = self._uploads.get(len(packed_BX))
-        if last is None or not np.array_equal(last.packed_BX, packed_BX):
-            last = self._uploads[len(packed_BX)] = _Upload(packed_BX, jax.device_put(packed_BX))
+    def _uploaded(self, shape: Shape, packed: Int32[np.ndarray, "B X"]) -> jax.Array:
+        """On the devices. Between two page boundaries a decode's inputs are those of the launch before."""
+        last = self._uploads.get(shape)
+        if last is None or not np.array_equal(last.packed_BX, packed):
+            last = self._uploads[shape] = _Upload(packed, self._placement.put_rows(packed))
         return last.on_device
 
-    def build_prefill_inputs(self, decision: PrefillDecision, slots: SlotTable) -> jax.Array:
-        """[1, X]: the chunk's facts, the slot's row, the chunk's tokens and those after it that drafting looks at."""
-        slot = slots.find(decision.slot, decision.admission)
-        chunk = decision.shape.chunk
-        packed_YX = np.zeros((1, self.prefill_width(chunk)), np.int32)
-        if slot is not None:
-            facts = {
-                PrefillColumn.SLOT: decision.slot,
-                PrefillColumn.START: decision.start,
-                PrefillColumn.NUM_TOKENS: decision.num_tokens,
-                PrefillColumn.NUM_KNOWN: len(slot.prompt),
-                PrefillColumn.IS_LAST: int(decision.is_last),
-                PrefillColumn.PENDING_TOKEN: NO_TOKEN if slot.pending_token is None else slot.pending_token,
-            }
-            packed_YX[0, list(facts)] = list(facts.values())
-            row_start = len(PrefillColumn)
-            packed_YX[0, row_start : row_start + self.row_width] = self._row(slot)
-            packed_YX[0, row_start + Column.LIVE] = 1
-            tokens = slot.prompt[decision.start : decision.start + decision.num_tokens + self._lookahead]
-            token_start = row_start + self.row_width
-            packed_YX[0, token_start : token_start + len(tokens)] = tokens
-        return jax.device_put(packed_YX)
+    def _fill_step(
+        self, packed_BX: Int32[np.ndarray, "B X"], decision: StepDecision, table: SlotTable, shard: int
+    ) -> None:
+        for decided in decision.slots:
+            slot = table.find(decided.slot, decided.admission)
+            if slot is not None:
+                row_X = packed_BX[decided.slot]
+                row_X[: self.row_width] = self._row(slot, shard)
+                row_X[Column.LIVE] = 1
+                row_X[Column.DRAFT_CAP] = decided.draft_cap
 
-    def _row(self, slot: Slot) -> Int32[np.ndarray, " X"]:
-        cached = self._rows.get(slot.index)
+    def _fill_prefill(
+        self, packed_X: Int32[np.ndarray, " X"], decision: PrefillDecision, table: SlotTable, shard: int
+    ) -> None:
+        """The chunk's facts, the slot's row, the chunk's tokens and those after it that drafting looks at."""
+        slot = table.find(decision.slot, decision.admission)
+        if slot is None:
+            return
+        facts = {
+            PrefillColumn.SLOT: decision.slot,
+            PrefillColumn.START: decision.start,
+            PrefillColumn.NUM_TOKENS: decision.num_tokens,
+            PrefillColumn.NUM_KNOWN: len(slot.prompt),
+            PrefillColumn.IS_LAST: int(decision.is_last),
+            PrefillColumn.PENDING_TOKEN: NO_TOKEN if slot.pending_token is None else slot.pending_token,
+        }
+        packed_X[list(facts)] = list(facts.values())
+        row_start = len(PrefillColumn)
+        packed_X[row_start : row_start + self.row_width] = self._row(slot, shard)
+        packed_X[row_start + Column.LIVE] = 1
+        tokens = slot.prompt[decision.start : decision.start + decision.num_tokens + self._lookahead]
+        token_start = row_start + self.row_width
+        packed_X[token_start : token_start + len(tokens)] = tokens
+
+    def _row(self, slot: Slot, shard: int) -> Int32[np.ndarray, " X"]:
+        cached = self._rows.get((shard, slot.index))
         if cached is None or (cached.admission, cached.num_pages) != (slot.admission, len(slot.pages)):
             cached = _CachedRow(slot.admission, len(slot.pages), self._fresh_row(slot))
-            self._rows[slot.index] = cached
+            self._rows[shard, slot.index] = cached
         return cached.row_X
 
     def _fresh_row(self, slot: Slot) -> Int32[np.ndarray, " X"]:

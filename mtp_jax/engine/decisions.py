@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from mtp_jax.core.shapes import PrefillShape, StepShape
+from mtp_jax.core.shapes import PrefillShape, Shape, StepShape
+from mtp_jax.engine.vote import Wish
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,22 @@ class PrefillDecision:
 
 
 Decision = StepDecision | PrefillDecision
+
+
+@dataclass(frozen=True)
+class LaunchDecision:
+    """One launch of the whole group: its shape, and the part of each data shard that this process schedules.
+
+    `shards[i]` is None where the shard has nothing to do in it: its rows are padding. `wishes[i]` travels with the
+    launch where the group votes (see `engine.vote`); empty where it does not.
+    """
+
+    number: int
+    shape: Shape
+    shards: tuple[Decision | None, ...]
+    wishes: tuple[Wish, ...] = ()
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Some slot asked for log-probabilities."""
+        return any(shard is not None and shard.wants_logprobs for shard in self.shards)

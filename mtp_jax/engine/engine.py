@@ -1,7 +1,8 @@
 """The loop. `Engine.step` is the whole of it: decide, build, launch, read late, reconcile."""
 
+import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import jax
@@ -9,16 +10,20 @@ import jax.numpy as jnp
 
 from mtp_jax.acceptance.registry import RULES
 from mtp_jax.core.config import EngineConfig, FinishReason
-from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.errors import ConfigError, EngineFailed, InvariantError
 from mtp_jax.core.shapes import ShapeGrid
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.batch import BatchBuilder
-from mtp_jax.engine.decisions import Decision, StepDecision
+from mtp_jax.engine.consensus import check_same_everywhere
+from mtp_jax.engine.group import Group
 from mtp_jax.engine.launch import Launcher, OnShape
 from mtp_jax.engine.readback import Readback
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.sharding import check_mesh
+from mtp_jax.ops.placement import Placement
+from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.registry import NEEDS_STEP_COSTS, POLICIES
 from mtp_jax.proposers.registry import PROPOSERS, resolve_method
 from mtp_jax.step.program import StepProgram
@@ -50,6 +55,9 @@ class Engine:
         if max_draft_len != speculative.num_speculative_tokens:
             speculative = replace(speculative, num_speculative_tokens=max_draft_len)
         self.config = replace(config, speculative=speculative)
+        check_mesh(family, config.mesh)
+        placement = Placement.of(config.mesh)
+        check_same_everywhere(self.config, family, dtype)
         self.family = family
         self.grid = ShapeGrid.of(self.config)
         proposer = PROPOSERS[method](family, speculative)
@@ -60,46 +68,100 @@ class Engine:
             attention_backend=self.config.attention_backend,
             num_stop_ids=self.config.max_stop_token_ids,
             max_logprobs=self.config.max_logprobs,
+            parallel=placement.parallel,
+            is_voting=placement.is_voting,
             debug=self.config.debug_checks,
         )
-        self._batch = BatchBuilder(self.config, lookahead=proposer.lookahead)
-        self.launcher = Launcher(self.program, weights, self.config, self.grid, self._batch, dtype)
+        self.placement = placement
+        self._batch = self._new_batch()
+        self.launcher = Launcher(self.program, weights, self.config, self.grid, self._batch, placement, dtype)
         self.launcher.warm(on_shape)
         needs_costs = speculative.policy in NEEDS_STEP_COSTS
         self.step_costs = self.launcher.measure_step_costs() if needs_costs else {}
-        self.scheduler = Scheduler(self.config, self.grid, POLICIES[speculative.policy](speculative, self.step_costs))
+        self.group = self._new_group(self.config, lambda: POLICIES[speculative.policy](speculative, self.step_costs))
         self._readback = Readback(self.config.readback_depth)
         self._refused: list[Progress] = []
+        self._failure: str | None = None
         _log.info("engine configuration: %s, method %s", self.config, method)
+
+    def _new_batch(self) -> BatchBuilder:
+        lookahead = self.program.proposer.lookahead
+        return BatchBuilder(self.config, self.placement, lookahead=lookahead, is_voting=self.program.is_voting)
+
+    def _new_group(self, config: EngineConfig, make_policy: Callable[[], DraftLenPolicy]) -> Group:
+        return Group(
+            config,
+            self.grid,
+            make_policy,
+            num_shards=self.placement.num_local_shards,
+            is_voting=self.program.is_voting,
+        )
+
+    def restarted(self, config: EngineConfig, make_policy: Callable[[], DraftLenPolicy]) -> "Engine":
+        """An engine with empty books over the same compiled programs and device state: for tests and benchmarks.
+
+        `config` may differ from this engine's in what the host alone decides: readback depth, near-limit rule, and a
+        page budget or `max_model_len` below what was compiled. The two must not be used in turns.
+        """
+        again = copy.copy(self)
+        again.config = config
+        again.group = self._new_group(config, make_policy)
+        again._readback = Readback(config.readback_depth)
+        again._batch = self._new_batch()
+        again._refused = []
+        again._failure = None
+        return again
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of an engine with one data shard in this process; `InvariantError` where there are more."""
+        if len(self.group.shards) != 1:
+            raise InvariantError(f"this process schedules {len(self.group.shards)} data shards, not one")
+        return self.group.shards[0]
 
     @property
     def has_work(self) -> bool:
         """Some request is unfinished, or refused and not yet reported."""
-        return self.scheduler.has_work or bool(self._refused)
+        return self.group.has_work or bool(self._refused)
 
     def submit(self, request: Request) -> None:
         """Queues a request; one that cannot be served comes back from the next `step` as rejected."""
         problem = problem_with(request, self.config, vocab_size=self.family.vocab_size)
         if problem is None:
-            self.scheduler.submit(request)
+            self.group.submit(request)
             return
         state = RequestState(request, limit=0, status=RequestStatus.FINISHED)
         self._refused.append(Progress(request.request_id, (), state, FinishReason.REJECTED, error=problem))
 
     def cancel(self, request_id: str) -> bool:
         """Drops a request at once; False if it is not here."""
-        return self.scheduler.cancel(request_id)
+        return self.group.cancel(request_id)
+
+    def start(self) -> None:
+        """Takes part in the mesh's next steps even without a request; see `drain`. Nothing to do in one process."""
+        self.group.start()
 
     def step(self) -> list[Progress]:
         """One turn of the loop: at most one launch, and the results that are due."""
-        progress, self._refused = self._refused, []
-        decision = self.scheduler.decide()
+        refused, self._refused = self._refused, []
+        return refused + self._turn()
+
+    def _turn(self) -> list[Progress]:
+        if self._failure is not None:
+            raise EngineFailed(self._failure)
+        try:
+            return self._launch_and_read()
+        except jax.errors.JaxRuntimeError as error:
+            self._failure = f"A step failed on a device, or another process is gone: {str(error).splitlines()[0]}"
+            raise EngineFailed(self._failure) from error
+
+    def _launch_and_read(self) -> list[Progress]:
+        decision = self.group.decide()
         if decision is not None:
-            launch = self.launcher.launch(decision, self._build_inputs(decision))
-            self._readback.push(launch)
-        for result in self._readback.ready(is_idle=decision is None):
-            progress += self.scheduler.reconcile(result)
-        return progress
+            inputs = self._batch.build(decision, [shard.slots for shard in self.group.shards])
+            self._readback.push(self.launcher.launch(decision, inputs))
+        results = self._readback.ready(is_idle=decision is None)
+        return [progress for result in results for progress in self.group.reconcile(result)]
 
     def run(self) -> Iterator[Progress]:
         """Steps until nothing is left to do."""
@@ -108,12 +170,9 @@ class Engine:
         self.drain()
 
     def drain(self) -> None:
-        """Reads what is still in flight, such as steps launched for a request that a stop string ended."""
-        while len(self._readback):
-            for result in self._readback.ready(is_idle=True):
-                self.scheduler.reconcile(result)
+        """Launches with the others until nobody has work, and reads what is still in flight.
 
-    def _build_inputs(self, decision: Decision) -> jax.Array:
-        if isinstance(decision, StepDecision):
-            return self._batch.build_step_inputs(decision, self.scheduler.slots)
-        return self._batch.build_prefill_inputs(decision, self.scheduler.slots)
+        In flight there may be steps for a request that a stop string ended. To be called when this process has no work.
+        """
+        while self._failure is None and (self.group.is_running or len(self._readback)):
+            self._turn()

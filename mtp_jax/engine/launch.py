@@ -13,18 +13,18 @@ import numpy as np
 
 from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.errors import InvariantError
-from mtp_jax.core.layout import NO_LOGPROBS, Column
-from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
+from mtp_jax.core.layout import Column
+from mtp_jax.core.shapes import Shape, ShapeGrid, StepShape
 from mtp_jax.core.types import DecodeState, PackedOutputs
 from mtp_jax.engine.batch import BatchBuilder
-from mtp_jax.engine.decisions import Decision
+from mtp_jax.engine.decisions import LaunchDecision
 from mtp_jax.engine.readback import Launch, fastest_in_turns, start_copy, wait_until_done
 from mtp_jax.models.api import Weights
-from mtp_jax.step.decode import decode_step
-from mtp_jax.step.prefill import prefill_step
-from mtp_jax.step.program import StepProgram, init_state
+from mtp_jax.models.sharding import weight_specs
+from mtp_jax.ops.placement import Placement
+from mtp_jax.step.program import StepProgram, init_state, state_specs
+from mtp_jax.step.run import make_run
 
-Shape = StepShape | PrefillShape
 _COMPILE_THREADS = 4
 OnShape = Callable[[Shape], None]
 
@@ -39,17 +39,21 @@ class Launcher:
         config: EngineConfig,
         grid: ShapeGrid,
         batch: BatchBuilder,
+        placement: Placement,
         dtype: jnp.dtype,
     ) -> None:
         self.num_traces = 0
         self.warm_up_s: dict[Shape, float] = {}  # seconds from the start of warm-up until the shape was ready
         self._program = program
-        self._weights = weights
         self._config = config
         self._grid = grid
         self._batch = batch
-        # Committed to its device from the start, as every later state is: a launch would compile again otherwise.
-        self._state: DecodeState = jax.device_put(init_state(program, config, dtype), jax.local_devices()[0])
+        self._placement = placement
+        self._weight_specs = weight_specs(program.family, placement.rules)
+        self._state_specs = state_specs(program, config, dtype, placement.rules)
+        self._weights = weights if placement.mesh is None else placement.put(weights, self._weight_specs)
+        # Committed to its devices from the start, as every later state is: a launch would compile again otherwise.
+        self._state: DecodeState = placement.build(lambda: init_state(program, config, dtype), self._state_specs)
         self._steps: dict[Shape, Callable[..., tuple[DecodeState, PackedOutputs]]] = {}
 
     def warm(self, on_shape: OnShape | None = None) -> None:
@@ -68,7 +72,7 @@ class Launcher:
                 if on_shape is not None:
                     on_shape(shape)
         for shape in shapes:
-            wait_until_done(self._run(shape, jax.device_put(self._idle_inputs(shape))))
+            wait_until_done(self._run(shape, self._idle_inputs(shape)))
 
     def measure_step_costs(self, rounds: int = 10) -> dict[tuple[int, int], float]:
         """Seconds of one step by (slots, draft length), every slot of the bucket live, on the null page.
@@ -80,7 +84,7 @@ class Launcher:
         self._reset_slots()
         return {(shape.slots, shape.draft_len): seconds for shape, seconds in zip(shapes, fastest, strict=True)}
 
-    def launch(self, decision: Decision, inputs: jax.Array) -> Launch:
+    def launch(self, decision: LaunchDecision, inputs: jax.Array) -> Launch:
         """Dispatches a step and starts the copy of its outputs to the host; returns at once."""
         outputs = self._run(decision.shape, inputs)
         launch = Launch(decision, outputs)
@@ -100,37 +104,39 @@ class Launcher:
 
     def _run_full(self, shape: StepShape) -> Callable[[], PackedOutputs]:
         """A step of this shape, ready to be called, in which every slot of the bucket drafts and verifies."""
-        packed = self._idle_inputs(shape)
+        packed = self._batch.idle_inputs(shape)
         packed[:, Column.LIVE] = 1
         packed[:, Column.DRAFT_CAP] = shape.draft_len
         packed[:, Column.LIMIT] = self._config.max_model_len - 1
-        inputs = jax.device_put(packed)
+        inputs = self._placement.put_rows(packed)
         self._reset_slots()
         wait_until_done((self._state, inputs))
         return functools.partial(self._run, shape, inputs)
 
     def _jit(self, shape: Shape) -> Any:
-        step = decode_step if isinstance(shape, StepShape) else prefill_step
+        run = make_run(
+            self._program,
+            shape,
+            self._placement,
+            weight_specs=self._weight_specs,
+            state_specs=self._state_specs,
+        )
 
         def traced(weights: Weights, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, PackedOutputs]:
             self.num_traces += 1  # runs when traced, never when launched
-            state, outputs = step(weights, state, packed, program=self._program, shape=shape)  # type: ignore[arg-type]
-            return state, outputs.pack()
+            return run(weights, state, packed)
 
         traced.__name__ = _program_name(shape)
         return jax.jit(traced, donate_argnums=1)
 
-    def _idle_inputs(self, shape: Shape) -> np.ndarray:
-        if isinstance(shape, StepShape):
-            packed = np.zeros((shape.slots, self._batch.row_width), np.int32)
-            packed[:, Column.NUM_LOGPROBS] = NO_LOGPROBS
-            return packed
-        return np.zeros((1, self._batch.prefill_width(shape.chunk)), np.int32)
+    def _idle_inputs(self, shape: Shape) -> jax.Array:
+        return self._placement.put_rows(self._batch.idle_inputs(shape))
 
     def _reset_slots(self) -> None:
         num_slots = self._config.max_num_seqs
+        specs = {"committed_len": self._state_specs.committed_len, "finished": self._state_specs.finished}
         fresh = {"committed_len": np.zeros(num_slots, np.int32), "finished": np.zeros(num_slots, bool)}
-        self._state = replace(self._state, **jax.device_put(fresh, jax.local_devices()[0]))
+        self._state = replace(self._state, **self._placement.put(fresh, specs))
 
 
 def _program_name(shape: Shape) -> str:

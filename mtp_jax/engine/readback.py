@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
-from mtp_jax.core.layout import OutputColumn
+from mtp_jax.core.layout import OutputColumn, VoteColumn
+from mtp_jax.core.shapes import StepShape
 from mtp_jax.core.types import Logprobs, PackedOutputs
-from mtp_jax.engine.decisions import Decision, PrefillDecision
+from mtp_jax.engine.decisions import LaunchDecision, StepDecision
 from mtp_jax.engine.requests import TokenLogprob
-from mtp_jax.engine.results import SlotResult, StepResult
+from mtp_jax.engine.results import LaunchResult, SlotResult, StepResult
+from mtp_jax.engine.vote import Wish
 
 
 @dataclass(frozen=True)
 class Launch:
     """A launch in flight: what it was asked to do, and the buffers its results will be in."""
 
-    decision: Decision
+    decision: LaunchDecision
     outputs: PackedOutputs
 
 
@@ -28,21 +31,30 @@ class Readback:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._queue: deque[Launch] = deque()
+        self._queue: deque[tuple[Launch, float]] = deque()
+        self._last_read_s = float("-inf")
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def push(self, launch: Launch) -> None:
         """Takes in a launch."""
-        self._queue.append(launch)
+        self._queue.append((launch, time.perf_counter()))
 
-    def ready(self, *, is_idle: bool) -> list[StepResult]:
+    def ready(self, *, is_idle: bool) -> list[LaunchResult]:
         """Results due now; when nothing could be launched (`is_idle`), at least the oldest one."""
-        results = []
+        results: list[LaunchResult] = []
         while len(self._queue) > self._depth or (is_idle and self._queue and not results):
-            results.append(_read(self._queue.popleft()))
+            results.append(self._read_oldest())
         return results
+
+    def _read_oldest(self) -> LaunchResult:
+        """Its time runs from its launch, or from the result before it if that came later: the device was busy then."""
+        launch, launched_s = self._queue.popleft()
+        small_BX = _host_rows(launch.outputs.small_BX).tolist()
+        now_s = time.perf_counter()
+        elapsed_s, self._last_read_s = now_s - max(launched_s, self._last_read_s), now_s
+        return _result(launch, small_BX, elapsed_s)
 
 
 def start_copy(launch: Launch) -> None:
@@ -53,7 +65,16 @@ def start_copy(launch: Launch) -> None:
     wanted = launch.outputs if launch.decision.wants_logprobs else launch.outputs.small_BX
     with jax.transfer_guard_device_to_host("allow"):
         for array in jax.tree.leaves(wanted):
-            array.copy_to_host_async()
+            for part in _parts(array):
+                part.copy_to_host_async()
+
+
+def _parts(array: jax.Array) -> list[jax.Array]:
+    """What `_host_rows` reads of it, in the order of its rows."""
+    if array.is_fully_addressable:
+        return [array]
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return [parts[start] for start in sorted(parts)]
 
 
 def wait_until_done(tree: Any) -> None:
@@ -77,30 +98,46 @@ def fastest_in_turns(prepare: Sequence[Callable[[], Callable[[], Any]]], rounds:
     return fastest
 
 
-def _read(launch: Launch) -> StepResult:
-    decision, outputs = launch.decision, launch.outputs
-    if isinstance(decision, PrefillDecision):
-        draft_len, rows, wants_logprobs = 0, (0,), (decision.wants_logprobs,)
-    else:
-        draft_len = decision.shape.draft_len
-        rows = tuple(decided.slot for decided in decision.slots)
-        wants_logprobs = tuple(decided.wants_logprobs for decided in decision.slots)
-    small = jax.device_get(outputs.small_BX).tolist()  # explicit, so that a guard can forbid all other reads
-    logprobs = jax.device_get(outputs.logprobs) if decision.wants_logprobs else None
-    return StepResult(
-        decision,
-        tuple(
-            _slot_result(small[row], draft_len, logprobs if wants else None, row)
-            for row, wants in zip(rows, wants_logprobs, strict=True)
-        ),
-    )
+def _host_rows(array_BX: jax.Array) -> np.ndarray:
+    """The rows of the data shards that this process schedules, in order. Explicit: a guard can forbid all other reads.
+
+    Of several devices that hold the same rows (the `model` axis) one is read.
+    """
+    if array_BX.is_fully_addressable:
+        return jax.device_get(array_BX)
+    return np.concatenate([jax.device_get(part) for part in _parts(array_BX)])
 
 
-def _slot_result(columns: list[int], draft_len: int, logprobs: Logprobs | None, row: int) -> SlotResult:
+def _result(launch: Launch, small_BX: list[list[int]], elapsed_s: float) -> LaunchResult:
+    decision = launch.decision
+    draft_len = decision.shape.draft_len if isinstance(decision.shape, StepShape) else 0
+    rows_per_shard = len(small_BX) // len(decision.shards)
+    num_voted = len(VoteColumn) if decision.wishes else 0
+    logprobs = None
+    if decision.wants_logprobs:
+        logprobs = jax.tree.map(_host_rows, launch.outputs.logprobs)
+    shards: list[StepResult | None] = []
+    for index, part in enumerate(decision.shards):
+        first = index * rows_per_shard
+        if isinstance(part, StepDecision):
+            rows = [(first + decided.slot, decided.wants_logprobs) for decided in part.slots]
+        else:
+            rows = [] if part is None else [(first, part.wants_logprobs)]
+        slots = tuple(
+            _slot_result(small_BX[row], draft_len, num_voted, logprobs if wants else None, row) for row, wants in rows
+        )
+        shards.append(None if part is None else StepResult(part, slots, elapsed_s))
+    agreed = None
+    if num_voted:
+        agreed = Wish.of_columns(small_BX[0][len(OutputColumn) : len(OutputColumn) + num_voted])
+    return LaunchResult(decision, tuple(shards), agreed)
+
+
+def _slot_result(columns: list[int], draft_len: int, num_voted: int, logprobs: Logprobs | None, row: int) -> SlotResult:
     first_target = len(columns) - (draft_len + 1)
     first_draft = first_target - draft_len
-    num_fixed = len(OutputColumn)
-    tokens = tuple(columns[num_fixed : num_fixed + columns[OutputColumn.NUM_EMITTED]])
+    first_token = len(OutputColumn) + num_voted
+    tokens = tuple(columns[first_token : first_token + columns[OutputColumn.NUM_EMITTED]])
     return SlotResult(
         tokens=tokens,
         num_accepted=columns[OutputColumn.NUM_ACCEPTED],

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from mtp_jax.engine.decisions import Decision
+from mtp_jax.engine.decisions import Decision, LaunchDecision
 from mtp_jax.engine.requests import TokenLogprob
+from mtp_jax.engine.vote import Wish
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,17 @@ class SlotResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`slots[i]` belongs to `decision.slots[i]` (decode) or to the decision's one slot (prefill)."""
+    """One data shard's part: `slots[i]` belongs to `decision.slots[i]` (decode) or to the decision's slot (prefill)."""
 
     decision: Decision
     slots: tuple[SlotResult, ...]
+    elapsed_s: float | None = None  # how long the device took for the step, where it could be told
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """Of a whole launch: `shards[i]` is None where `launch.shards[i]` is; `agreed` where the group votes."""
+
+    launch: LaunchDecision
+    shards: tuple[StepResult | None, ...]
+    agreed: Wish | None = None

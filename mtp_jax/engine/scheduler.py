@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 
 from mtp_jax.core.config import EngineConfig, FinishReason
 from mtp_jax.core.errors import InvariantError
-from mtp_jax.core.shapes import ShapeGrid
+from mtp_jax.core.shapes import PrefillShape, Shape, ShapeGrid, StepShape
 from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
 from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus, StepRecord, add_per_position
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.slots import Slot, SlotTable
-from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats
+from mtp_jax.engine.vote import Wish
+from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats, wanted_draft_len
 
 
 @dataclass
@@ -29,19 +30,27 @@ class Totals:
 
 
 class Scheduler:
-    """Decides each launch from bounds, and settles each result by the record it carries."""
+    """One data shard's books: decides its part of each launch from bounds, settles results by the records they carry.
 
-    def __init__(self, config: EngineConfig, grid: ShapeGrid, policy: DraftLenPolicy) -> None:
+    Shards of one process share `waiting` and `totals` (see `engine.group`).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        grid: ShapeGrid,
+        policy: DraftLenPolicy,
+        *,
+        waiting: deque[RequestState] | None = None,
+        totals: Totals | None = None,
+    ) -> None:
         self.config = config
         self.grid = grid
         self.policy = policy
-        self.pool = PagePool(config.num_pages)
-        self.slots = SlotTable(config.max_num_seqs)
-        self.waiting: deque[RequestState] = deque()
-        self.totals = Totals()
-        self._num_launches = 0
-        self._num_decodes = 0
-        self._prefilled_last = False
+        self.pool = PagePool(config.pages_per_shard)
+        self.slots = SlotTable(config.slots_per_shard)
+        self.waiting: deque[RequestState] = deque() if waiting is None else waiting
+        self.totals = Totals() if totals is None else totals
         self._is_starved = False  # a slot sat out for want of pages: nobody new is admitted meanwhile
 
     # ---- requests in and out
@@ -83,55 +92,101 @@ class Scheduler:
         self.totals.num_preemptions += 1
         self.waiting.appendleft(slot.state)
 
+    def admit_next(self) -> bool:
+        """Seats the first request in the queue, with pages for its prompt; False if that cannot be done now."""
+        self._is_starved = self._is_starved and bool(self._decoding())
+        if not self.waiting or not self.slots.has_free or self._is_starved:
+            return False
+        state = self.waiting[0]
+        num_positions = min(len(state.known_tokens) + 1, state.limit)
+        try:
+            pages = self.pool.take(pages_for(num_positions, self.config.cache.page_size))
+        except OutOfPages:
+            return False
+        self.waiting.popleft()
+        state.status = RequestStatus.RUNNING
+        self.slots.seat(state, pages)
+        return True
+
     def _release(self, slot: Slot) -> None:
         """Gives seat and pages back at once: launches run in order, so a late write comes before the next owner's."""
         self.slots.vacate(slot)
         self.pool.give_back(slot.pages)
 
+    def _decoding(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.is_prefilled and slot.remaining > 0]
+
+    def _prefilling(self) -> list[Slot]:
+        """Slots with prompt tokens to launch, in the order in which they will be."""
+        return sorted((slot for slot in self.slots if not slot.is_prefilled), key=lambda slot: slot.admission)
+
+    # ---- the wish
+
+    def wish(self, *, num_ahead: int, num_prefills_coming: int, step_number: int) -> Wish:
+        """What this shard wants of the step after `num_ahead` launches whose shapes it does not know yet.
+
+        0 ahead: of the very next one. `num_prefills_coming` of those launches are prefills by its own earlier wishes.
+        """
+        decoding, prefilling = self._decoding(), self._prefilling()
+        to_decode = decoding if num_ahead == 0 else [*decoding, *prefilling]
+        if not to_decode:
+            return Wish(self.has_work, chunk=self._next_chunk(num_prefills_coming))
+        num_slots = 1 + max(slot.index for slot in to_decode)
+        longest = self.config.max_draft_len
+        if self.config.speculative.near_limit == "group_zero" and any(
+            self._is_near_limit(slot, num_ahead) for slot in to_decode
+        ):
+            longest = 0
+        elif self.policy.is_voted:
+            bucket = self.grid.choose(num_slots, longest).slots
+            view = PolicyView(max(len(decoding), 1), bucket, longest, step_number)
+            longest = wanted_draft_len(self.policy, view)
+        return Wish(
+            alive=True,
+            num_slots=num_slots,
+            chunk=self._next_chunk(num_prefills_coming),
+            draft_len=longest,
+            # A slot with r tokens to go can use r - 1 drafts; when nobody can use more, a shorter program does as well.
+            useful_drafts=max(self._most_drafts(slot) for slot in to_decode),
+            num_decoding=len(decoding) + min(num_prefills_coming, len(prefilling)),
+        )
+
+    def _next_chunk(self, num_prefills_coming: int) -> int:
+        """Tokens of the prefill that would come after those under way; 0 if they are enough."""
+        largest = self.grid.chunk_buckets[-1]
+        for slot in self._prefilling():
+            left = len(slot.prompt) - slot.prefilled
+            num_chunks = -(-left // largest)
+            if num_chunks > num_prefills_coming:
+                return min(left - num_prefills_coming * largest, largest)
+            num_prefills_coming -= num_chunks
+        return 0
+
+    def _most_drafts(self, slot: Slot) -> int:
+        remaining = slot.remaining if slot.is_prefilled else slot.state.limit - len(slot.prompt)
+        return min(max(remaining - 1, 0), self.config.max_draft_len)
+
+    def _is_near_limit(self, slot: Slot, num_ahead: int) -> bool:
+        """Whether Kmax + 1 tokens may not fit below max_model_len, by the bound after `num_ahead` more steps."""
+        width = self.config.max_draft_len + 1
+        start = slot.reserved_len if slot.is_prefilled else len(slot.prompt)
+        bound = min(start + num_ahead * width, slot.state.limit)
+        return bound + width > self.config.max_model_len
+
     # ---- the decision
 
-    def decide(self) -> Decision | None:
-        """The next launch, or None when there is nothing to launch until a result is read."""
-        self._is_starved = self._is_starved and any(slot.is_prefilled and slot.remaining > 0 for slot in self.slots)
-        self._admit()
-        prefilling = [slot for slot in self.slots if not slot.is_prefilled]
-        decoding = [slot for slot in self.slots if slot.is_prefilled and slot.remaining > 0]
-        if prefilling and not (self._prefilled_last and decoding):
-            self._prefilled_last = True
-            return self._decide_prefill(min(prefilling, key=lambda slot: slot.admission))
-        self._prefilled_last = False
-        if not decoding:
-            return None
-        decision = self._decide_decode(decoding)
-        if decision is None and all(slot.num_in_flight == 0 for slot in self.slots):
-            self._preempt_newest()
-            return self.decide()
-        return decision
+    def decide_within(self, shape: Shape, number: int) -> Decision | None:
+        """This shard's part in launch `number` of the shape agreed: as much of it as it can use, never more."""
+        if isinstance(shape, PrefillShape):
+            prefilling = self._prefilling()
+            return self._decide_prefill(prefilling[0], shape, number) if prefilling else None
+        return self._decide_decode(shape, number)
 
-    def _admit(self) -> None:
-        while self.waiting and self.slots.has_free and not self._is_starved:
-            state = self.waiting[0]
-            num_positions = min(len(state.known_tokens) + 1, state.limit)
-            try:
-                pages = self.pool.take(pages_for(num_positions, self.config.cache.page_size))
-            except OutOfPages:
-                return
-            self.waiting.popleft()
-            state.status = RequestStatus.RUNNING
-            self.slots.seat(state, pages)
-
-    def _preempt_newest(self) -> None:
-        newest = max(self.slots, key=lambda slot: slot.admission)
-        if len(self.slots) == 1:
-            raise InvariantError("one request alone ran out of pages although admission checked that it fits")
-        self.preempt(newest)
-
-    def _decide_prefill(self, slot: Slot) -> PrefillDecision:
+    def _decide_prefill(self, slot: Slot, shape: PrefillShape, number: int) -> PrefillDecision:
         left = len(slot.prompt) - slot.prefilled
-        shape = self.grid.choose_prefill(left)
         num_tokens = min(left, shape.chunk)
         decision = PrefillDecision(
-            number=self._count_launch(),
+            number=number,
             shape=shape,
             slot=slot.index,
             admission=slot.admission,
@@ -143,36 +198,38 @@ class Scheduler:
         slot.launched_prefill(num_tokens)
         return decision
 
-    def _decide_decode(self, decoding: list[Slot]) -> StepDecision | None:
-        num_slots = 1 + max(slot.index for slot in decoding)
-        draft_len = self._choose_draft_len(decoding, num_slots)
+    def _decide_decode(self, shape: StepShape, number: int) -> StepDecision | None:
+        decoding = sorted(self._decoding(), key=lambda slot: slot.admission)
         decided: list[SlotDecision] = []
-        for slot in sorted(decoding, key=lambda slot: slot.admission):
-            cap = self._reserve(slot, min(draft_len, slot.remaining - 1))
+        for slot in decoding:
+            if not self._fits(slot, shape):
+                continue
+            cap = self._reserve(slot, min(shape.draft_len, slot.remaining - 1))
             if cap is None:
                 continue
             slot.launched_decode(cap)
             wants_logprobs = slot.state.request.params.logprobs is not None
             decided.append(SlotDecision(slot.index, slot.admission, cap, len(slot.pages), wants_logprobs))
-        self._is_starved = len(decided) < len(decoding)
-        if not decided:
-            return None
-        self._num_decodes += 1
-        return StepDecision(self._count_launch(), self.grid.choose(num_slots, draft_len), tuple(decided))
+        self._is_starved = len(decided) < sum(self._fits(slot, shape) for slot in decoding)
+        if decided:
+            return StepDecision(number, shape, tuple(decided))
+        if self._is_starved and all(slot.num_in_flight == 0 for slot in self.slots):
+            self._preempt_newest()
+            return self._decide_decode(shape, number)
+        return None
 
-    def _choose_draft_len(self, decoding: list[Slot], num_slots: int) -> int:
-        longest = self.config.max_draft_len
-        if self.config.speculative.near_limit == "group_zero" and any(self._is_near_limit(slot) for slot in decoding):
-            return 0
-        bucket = self.grid.choose(num_slots, longest).slots
-        wanted = self.policy.choose(PolicyView(len(decoding), bucket, longest, self._num_decodes))
-        if not 0 <= wanted <= longest:
-            raise InvariantError(f"the policy chose draft length {wanted}, outside 0..{longest}")
-        # A slot with r tokens to go can use r - 1 drafts; when nobody can use more, a shorter program does the same.
-        return min(wanted, max(slot.remaining for slot in decoding) - 1)
+    def _fits(self, slot: Slot, shape: StepShape) -> bool:
+        """Whether the slot may take part: one that came after the vote may be outside of what was agreed."""
+        if slot.index >= shape.slots:
+            return False
+        is_group_zero = self.config.speculative.near_limit == "group_zero"
+        return shape.draft_len == 0 or not (is_group_zero and self._is_near_limit(slot, 0))
 
-    def _is_near_limit(self, slot: Slot) -> bool:
-        return slot.reserved_len + self.config.max_draft_len + 1 > self.config.max_model_len
+    def _preempt_newest(self) -> None:
+        newest = max(self.slots, key=lambda slot: slot.admission)
+        if len(self.slots) == 1:
+            raise InvariantError("one request alone ran out of pages although admission checked that it fits")
+        self.preempt(newest)
 
     def _reserve(self, slot: Slot, cap: int) -> int | None:
         """Pages for `cap` drafts, or for as many as there are pages for; None when not even the pending token fits."""
@@ -185,10 +242,6 @@ class Scheduler:
                 continue
             return smaller
         return None
-
-    def _count_launch(self) -> int:
-        self._num_launches += 1
-        return self._num_launches
 
     # ---- reconciliation
 
@@ -212,7 +265,8 @@ class Scheduler:
             progress.append(self._emit(slot, outcome))
         accepted.extend([0] * (len(drafted) - len(accepted)))
         shape = result.decision.shape
-        self.policy = self.policy.update(StepStats(shape.slots, shape.draft_len, tuple(drafted), tuple(accepted)))
+        stats = StepStats(shape.slots, shape.draft_len, tuple(drafted), tuple(accepted), result.elapsed_s)
+        self.policy = self.policy.update(stats)
         return progress
 
     def _reconcile_prefill(self, decision: PrefillDecision, slot_result: SlotResult) -> list[Progress]:

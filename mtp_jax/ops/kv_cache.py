@@ -10,11 +10,13 @@ from mtp_jax.core.types import KVSpec, LayerKV
 NULL_PAGE = 0
 
 
-def init_kv(specs: Sequence[KVSpec], *, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[LayerKV, ...]:
-    """Empty page pools, one per layer: `num_pages` usable pages behind the null page."""
+def init_kv(
+    specs: Sequence[KVSpec], *, num_pages: int, page_size: int, dtype: jnp.dtype, num_shards: int = 1
+) -> tuple[LayerKV, ...]:
+    """Empty page pools, one per layer: in each data shard `num_pages` usable pages behind a null page of its own."""
 
     def pool(num_heads: int, channels: int) -> Array:
-        return jnp.zeros((num_pages + 1, page_size, num_heads, channels), dtype)
+        return jnp.zeros((num_shards * (num_pages + 1), page_size, num_heads, channels), dtype)
 
     return tuple(
         LayerKV(

@@ -23,9 +23,23 @@ class Parallel:
     model: str | None = None
 
     @property
+    def mesh_axes(self) -> tuple[str, ...]:
+        """Every mapped axis, outermost first."""
+        return tuple(axis for axis in (self.data, self.model) if axis is not None)
+
+    @property
+    def num_model_shards(self) -> int:
+        """Devices that split one data shard's heads and vocabulary."""
+        return 1 if self.model is None else lax.axis_size(self.model)
+
+    def largest(self, votes_V: Int[Array, " V"]) -> Int[Array, " V"]:
+        """Elementwise maximum over the whole mesh: the one collective that agrees on the steps to come."""
+        return lax.pmax(votes_V, self.mesh_axes) if self.mesh_axes else votes_V
+
+    @property
     def expert_axes(self) -> tuple[str, ...]:
         """Axes that experts are sharded over, outermost first."""
-        return tuple(axis for axis in (self.data, self.model) if axis is not None)
+        return self.mesh_axes
 
     def sum_over_model(self, x: Array) -> Array:
         """Sum of partial results over the `model` axis: ends a row-parallel product."""
@@ -50,6 +64,13 @@ class Parallel:
         """Global id of this shard's first vocabulary entry."""
         shard = 0 if self.model is None else lax.axis_index(self.model)
         return jnp.int32(shard * local_vocab)
+
+    def own_vocab(self, logits_xV: Float[Array, "*x V"]) -> Float[Array, "*x v"]:
+        """This shard's part of whole-vocabulary logits: the inverse of `gather_vocab`."""
+        if self.model is None:
+            return logits_xV
+        num_local = logits_xV.shape[-1] // self.num_model_shards
+        return lax.dynamic_slice_in_dim(logits_xV, self.vocab_offset(num_local), num_local, axis=-1)
 
     def gather_vocab(self, logits_xV: Float[Array, "*x v"]) -> Float[Array, "*x V"]:
         """Whole-vocabulary logits from vocabulary shards."""

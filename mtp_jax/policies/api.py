@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from mtp_jax.core.errors import InvariantError
+
 
 @dataclass(frozen=True)
 class PolicyView:
     """What a policy may look at: counts that the host knows before the launch."""
 
-    num_decoding: int  # slots that decode in this step; prefills are not counted
+    num_decoding: int  # slots that decode in this step, in the data shard with most of them; prefills are not counted
     slot_bucket: int  # slots of the compiled program that would run
     max_draft_len: int
-    step_number: int  # launches of decode steps so far
+    step_number: int  # decode steps of the group so far: the same on every process
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class StepStats:
 class DraftLenPolicy(Protocol):
     """Chooses K. Implementations are immutable: `update` returns a new policy."""
 
+    @property
+    def is_voted(self) -> bool:
+        """Whether the choice depends on more than the view, so that shards may differ and must vote on it."""
+        ...
+
     def choose(self, view: PolicyView) -> int:
         """The draft length wanted, 0..view.max_draft_len."""
         ...
@@ -36,3 +43,11 @@ class DraftLenPolicy(Protocol):
     def update(self, stats: StepStats) -> "DraftLenPolicy":
         """The policy after one more finished step."""
         ...
+
+
+def wanted_draft_len(policy: DraftLenPolicy, view: PolicyView) -> int:
+    """The policy's choice. `InvariantError` if it is outside 0..view.max_draft_len."""
+    wanted = policy.choose(view)
+    if not 0 <= wanted <= view.max_draft_len:
+        raise InvariantError(f"the policy chose draft length {wanted}, outside 0..{view.max_draft_len}")
+    return wanted

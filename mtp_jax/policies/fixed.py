@@ -9,6 +9,10 @@ from mtp_jax.policies.api import PolicyView, StepStats
 class FixedDraftLen:
     """Kmax in every step."""
 
+    @property
+    def is_voted(self) -> bool:
+        return False
+
     def choose(self, view: PolicyView) -> int:
         return view.max_draft_len
 

@@ -25,6 +25,10 @@ class Goodput:
     memory: float = 0.95  # weight of the past per observed slot-step
     current: Mapping[int, int] = field(default_factory=dict[int, int])  # slot bucket -> length in use
 
+    @property
+    def is_voted(self) -> bool:
+        return True
+
     def choose(self, view: PolicyView) -> int:
         best = self.best_len(view.slot_bucket, view.max_draft_len)
         is_probe = best < view.max_draft_len and view.step_number % self.probe_every == self.probe_every - 1

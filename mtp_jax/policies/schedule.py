@@ -16,6 +16,10 @@ class ScheduledDraftLen:
 
     entries: tuple[tuple[int, int], ...]
 
+    @property
+    def is_voted(self) -> bool:
+        return False
+
     def choose(self, view: PolicyView) -> int:
         for largest, draft_len in self.entries:
             if view.num_decoding <= largest:

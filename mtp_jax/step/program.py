@@ -1,15 +1,19 @@
 """What a compiled step is made of, apart from its shape: one frozen object."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.core.config import EngineConfig
-from mtp_jax.core.types import DecodeState
+from mtp_jax.core.types import DecodeState, KVSpec, LayerKV
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.bound import BoundModel
 from mtp_jax.ops.kv_cache import init_kv
+from mtp_jax.ops.placement import AxisRules
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from mtp_jax.proposers.api import DraftProposer
 
@@ -25,6 +29,7 @@ class StepProgram:
     num_stop_ids: int
     max_logprobs: int
     parallel: Parallel = NO_PARALLEL
+    is_voting: bool = False  # launches carry wishes for later steps, and bring back what was agreed
     debug: bool = False
 
     def bind(self, weights: Weights) -> BoundModel:
@@ -33,9 +38,14 @@ class StepProgram:
 
 
 def init_state(program: StepProgram, config: EngineConfig, dtype: jnp.dtype) -> DecodeState:
-    """Empty device state: page pools are allocated here, once, and only ever donated afterwards."""
+    """Empty device state of the whole mesh: page pools are allocated here, once, and only ever donated afterwards."""
     num_slots = config.max_num_seqs
-    pools = {"num_pages": config.num_pages, "page_size": config.cache.page_size, "dtype": dtype}
+    pools = {
+        "num_pages": config.pages_per_shard,
+        "page_size": config.cache.page_size,
+        "dtype": dtype,
+        "num_shards": config.mesh.data,
+    }
     return DecodeState(
         kv=init_kv(program.family.kv_specs(), **pools),
         draft_kv=init_kv(program.proposer.draft_kv_specs(program.family), **pools),
@@ -45,4 +55,25 @@ def init_state(program: StepProgram, config: EngineConfig, dtype: jnp.dtype) -> 
         carry=program.proposer.init_carry(
             program.family, num_slots=num_slots, max_draft_len=config.max_draft_len, dtype=dtype
         ),
+    )
+
+
+def state_specs(program: StepProgram, config: EngineConfig, dtype: jnp.dtype, rules: AxisRules) -> DecodeState:
+    """How the state is split: slots and pages over `data`; KV heads over `model` where a family says so."""
+    slots = rules.spec("slots")
+    shapes = jax.eval_shape(lambda: init_state(program, config, dtype))
+
+    def kv_specs(specs: Sequence[KVSpec]) -> tuple[LayerKV, ...]:
+        def pool(spec: KVSpec) -> Any:
+            return rules.spec("slots", None, spec.axis, None)
+
+        return tuple(LayerKV(pool(spec), None if spec.v_channels is None else pool(spec)) for spec in specs)
+
+    return DecodeState(
+        kv=kv_specs(program.family.kv_specs()),
+        draft_kv=kv_specs(program.proposer.draft_kv_specs(program.family)),
+        committed_len=slots,  # type: ignore[arg-type]
+        pending_token=slots,  # type: ignore[arg-type]
+        finished=slots,  # type: ignore[arg-type]
+        carry=jax.tree.map(lambda _: slots, shapes.carry),
     )

@@ -6,6 +6,7 @@ and `check_trace` need nothing but records: they fit any engine that can say wha
 
 from collections.abc import Sequence
 
+from mtp_jax.engine.group import Group
 from mtp_jax.engine.pages import NULL_PAGE, pages_for
 from mtp_jax.engine.requests import StepRecord
 from mtp_jax.engine.scheduler import Scheduler
@@ -125,13 +126,14 @@ def check_pages(scheduler: Scheduler) -> None:
         )
 
 
-def check_seats(scheduler: Scheduler) -> None:
-    """Every unfinished request is in one place: seated once, or waiting."""
-    seated = [slot.state.request.request_id for slot in scheduler.slots]
-    waiting = [state.request.request_id for state in scheduler.waiting]
+def check_seats(group: Group) -> None:
+    """Every unfinished request is in one place: seated once, in one shard, or waiting."""
+    seated = [slot.state.request.request_id for shard in group.shards for slot in shard.slots]
+    waiting = [state.request.request_id for state in group.waiting]
     _require(len({*seated, *waiting}) == len(seated) + len(waiting), f"seated {seated} and waiting {waiting}")
-    indices = [slot.index for slot in scheduler.slots]
-    _require(len(set(indices)) == len(indices), f"two requests in one slot: {indices}")
+    for shard in group.shards:
+        indices = [slot.index for slot in shard.slots]
+        _require(len(set(indices)) == len(indices), f"two requests in one slot: {indices}")
 
 
 def _common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:

@@ -65,6 +65,7 @@ def run_plan(
     deltas: dict[str, list[int]] = {request.request_id: [] for request in requests}
     cancelled: set[str] = set()
     num_submitted = step = 0
+    engine.start()  # the other processes of the mesh, if there are any, launch whether there is work here or not
     while num_submitted < len(requests) or engine.has_work:
         for index, request in enumerate(requests):
             if plan.arrival(index) == step:
@@ -101,14 +102,13 @@ def _act(engine: Engine, event: Event, requests: Sequence[Request], cancelled: s
         if engine.cancel(request_id):
             cancelled.add(request_id)
         return
-    slot = engine.scheduler.slots.of_request(request_id)
-    if slot is not None:
-        engine.scheduler.preempt(slot)
+    engine.group.preempt(request_id)
 
 
 def _check_books(engine: Engine) -> None:
-    check_pages(engine.scheduler)
-    check_seats(engine.scheduler)
+    for shard in engine.group.shards:
+        check_pages(shard)
+    check_seats(engine.group)
 
 
 def _check_order(progress: Progress, finished: Mapping[str, Progress], cancelled: set[str]) -> None:

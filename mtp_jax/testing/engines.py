@@ -4,7 +4,6 @@ An engine's compiled programs depend on its configuration; its books do not. `to
 same programs empty books, with another policy, readback depth, page budget or near-limit rule.
 """
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -15,11 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
-from mtp_jax.engine.batch import BatchBuilder
+from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.engine.engine import Engine
-from mtp_jax.engine.readback import Readback
-from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.fixed import FixedDraftLen
@@ -40,6 +36,8 @@ def toy_engine(
     max_logprobs: int = 3,
     max_stop_token_ids: int = 4,
     num_pages: int | None = None,
+    data: int = 1,
+    model: int = 1,
 ) -> Engine:
     """An engine over `family`, built once for each set of arguments; call `restart` on it before each use.
 
@@ -50,6 +48,7 @@ def toy_engine(
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        mesh=MeshConfig(data=data, model=model),
         cache=CacheConfig(page_size=page_size, num_pages=num_pages),
         speculative=speculative,
         prefill_chunk=prefill_chunk,
@@ -73,6 +72,7 @@ def restart(
     engine: Engine,
     *,
     policy: DraftLenPolicy | None = None,
+    policies: Sequence[DraftLenPolicy] | None = None,
     readback_depth: int = 1,
     num_pages: int | None = None,
     max_model_len: int | None = None,
@@ -80,7 +80,8 @@ def restart(
 ) -> Engine:
     """The engine with empty books over its compiled programs; the device keeps whatever earlier runs left there.
 
-    `num_pages` and `max_model_len` may be lowered below what was compiled: the host just uses less of it.
+    `policies`: one for each data shard of this process, so that they differ in what they wish for. `num_pages` and
+    `max_model_len` may be lowered below what was compiled: the host just uses less of it.
     """
     config = engine.config
     config = replace(
@@ -90,20 +91,23 @@ def restart(
         max_model_len=config.max_model_len if max_model_len is None else max_model_len,
         speculative=replace(config.speculative, near_limit=near_limit),
     )
-    again = copy.copy(engine)
-    again.config = config
-    again.scheduler = Scheduler(config, engine.grid, policy or FixedDraftLen())
-    again._readback = Readback(readback_depth)
-    again._batch = BatchBuilder(engine.config, lookahead=engine.program.proposer.lookahead)
-    again._refused = []
-    return again
+    each = iter(policies or ())
+    return engine.restarted(config, lambda: next(each) if policies else policy or FixedDraftLen())
 
 
 def poison(engine: Engine) -> None:
     """Fills every page of target and drafter with NaN, the null page included: what is read unwritten shows."""
     state = engine.launcher._state
-    kv, draft_kv = jax.tree.map(lambda pages: jnp.full_like(pages, jnp.nan), (state.kv, state.draft_kv))
+    kv, draft_kv = jax.tree.map(
+        lambda pages: _filler(pages.shape, pages.dtype, pages.sharding)(), (state.kv, state.draft_kv)
+    )
     engine.launcher._state = dataclasses.replace(state, kv=kv, draft_kv=draft_kv)
+
+
+@functools.cache
+def _filler(shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding) -> Callable[[], jax.Array]:
+    """Each device makes its own part: no process could hand out an array that it does not hold."""
+    return jax.jit(lambda: jnp.full(shape, jnp.nan, dtype), out_shardings=sharding)
 
 
 def written_positions(engine: Engine, pages: Sequence[int]) -> list[set[int]]:

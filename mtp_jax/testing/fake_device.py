@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from mtp_jax.core.config import EngineConfig, FinishReason, SamplingParams
 from mtp_jax.core.shapes import ShapeGrid
 from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
+from mtp_jax.engine.group import Group
 from mtp_jax.engine.requests import Progress, Request
 from mtp_jax.engine.results import SlotResult, StepResult
-from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.engine.slots import Slot
 from mtp_jax.testing.checks import CheckFailed, check_pages, check_seats, check_trace
 from mtp_jax.testing.policies import ScriptedDraftLen
@@ -143,7 +143,8 @@ class HostModel:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, ShapeGrid.of(config), ScriptedDraftLen((0,)))
+        self.group = Group(config, ShapeGrid.of(config), lambda: ScriptedDraftLen((0,)))
+        self.scheduler = self.group.shards[0]
         self.device = FakeDevice(config)
         self.requests: dict[str, Request] = {}
         self.finished: dict[str, Progress] = {}
@@ -171,7 +172,8 @@ class HostModel:
         `draft_len` is what the policy says; `num_right[i % len(num_right)]` goes to the i-th slot of the launch.
         """
         self.scheduler.policy = ScriptedDraftLen((draft_len,))
-        decision = self.scheduler.decide()
+        launch = self.group.decide()
+        decision = None if launch is None else launch.shards[0]
         if decision is not None:
             self._launch(decision, num_right)
         is_idle = decision is None
@@ -196,7 +198,7 @@ class HostModel:
     def check(self) -> None:
         """The books, and the host's bounds against the device's true lengths."""
         check_pages(self.scheduler)
-        check_seats(self.scheduler)
+        check_seats(self.group)
         for slot in self.scheduler.slots:
             in_flight = self._num_in_flight(slot)
             _require(

@@ -16,6 +16,10 @@ class ScriptedDraftLen:
 
     wishes: tuple[int, ...]
 
+    @property
+    def is_voted(self) -> bool:
+        return True
+
     def choose(self, view: PolicyView) -> int:
         wish = self.wishes[min(view.step_number, len(self.wishes) - 1)]
         return min(wish, view.max_draft_len)

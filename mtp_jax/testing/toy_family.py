@@ -116,10 +116,11 @@ class ToyFamily:
         self,
         weights: Weights,
         hidden_BWD: Float[Array, "*x D"],
-        parallel: Parallel = NO_PARALLEL,  # noqa: ARG002
+        parallel: Parallel = NO_PARALLEL,
     ) -> Float[Array, "*x V"]:
         sum_xC, is_sound_x = _parts(hidden_BWD)
-        return _logits(_state(sum_xC, weights["salt"]) + jnp.where(is_sound_x, 0, 1), self.vocab_size)
+        state_x = _state(sum_xC, weights["salt"]) + jnp.where(is_sound_x, 0, 1)
+        return parallel.own_vocab(_logits(state_x, self.vocab_size))
 
     def draft_forward(
         self,
@@ -144,13 +145,13 @@ class ToyFamily:
         weights: Weights,
         depth: int,  # noqa: ARG002
         hidden_BWD: Float[Array, "*x D"],
-        parallel: Parallel = NO_PARALLEL,  # noqa: ARG002
+        parallel: Parallel = NO_PARALLEL,
     ) -> Float[Array, "*x V"]:
         sum_xC, is_whole_x = _parts(hidden_BWD)
         state_x = _state(sum_xC, weights["salt"])
         is_hit_x = is_whole_x & ((state_x * 37 + 11) % 100 < self.draft_hit_percent)
         logits_xV = _logits(state_x, self.vocab_size) / self.draft_flatness
-        return jnp.where(is_hit_x[..., None], logits_xV, jnp.roll(logits_xV, 1, axis=-1))
+        return parallel.own_vocab(jnp.where(is_hit_x[..., None], logits_xV, jnp.roll(logits_xV, 1, axis=-1)))
 
     def plain_logits(self, tokens: Sequence[int], salt: int = 5) -> Float[np.ndarray, " V"]:
         """Next-token logits after `tokens`, by the definition and without any engine: the oracle of the laws."""

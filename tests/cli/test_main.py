@@ -75,7 +75,7 @@ def test_a_bad_command_line_is_refused(
         (("--max-model-len", "5000"), "max_model_len"),
         (("--num-kv-blocks", "1"), "num_kv_blocks"),
         (("--num-kv-blocks", str(2**40)), "num_kv_blocks"),
-        (("--mesh", "data=2"), "mesh"),
+        (("--mesh", "data=16"), "mesh"),
         (("--attention-backend", "fast"), "backend"),
         (("--dtype", "int4"), "dtype"),
     ],

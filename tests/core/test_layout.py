@@ -11,9 +11,10 @@ from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, OutputColumn
 from mtp_jax.core.shapes import PrefillShape, StepShape
 from mtp_jax.core.types import Logprobs, PrefillInputs, StepInputs, StepOutputs
 from mtp_jax.engine.batch import BatchBuilder
-from mtp_jax.engine.decisions import PrefillDecision, SlotDecision, StepDecision
+from mtp_jax.engine.decisions import Decision, LaunchDecision, PrefillDecision, SlotDecision, StepDecision
 from mtp_jax.engine.requests import Request, RequestState
 from mtp_jax.engine.slots import SlotTable
+from mtp_jax.ops.placement import Placement
 
 CONFIG = EngineConfig(max_model_len=32, max_num_seqs=4, cache=CacheConfig(page_size=4), max_stop_token_ids=3)
 LOOKAHEAD = 2
@@ -34,6 +35,10 @@ def state_of(name: str, prompt: tuple[int, ...], params: SamplingParams, seed: i
     return RequestState(request, limit=min(len(prompt) + params.max_tokens, 32) - 1)
 
 
+def launch_of(decision: Decision) -> LaunchDecision:
+    return LaunchDecision(decision.number, decision.shape, (decision,))
+
+
 @given(
     params=st.lists(all_params, min_size=3, max_size=3),
     seeds=st.lists(st.integers(0, 2**64 - 1), min_size=3, max_size=3),
@@ -42,7 +47,7 @@ def state_of(name: str, prompt: tuple[int, ...], params: SamplingParams, seed: i
 def test_decode_inputs_arrive_as_they_were_decided(
     params: list[SamplingParams], seeds: list[int], takes_part: list[bool]
 ) -> None:
-    batch, slots = BatchBuilder(CONFIG, lookahead=LOOKAHEAD), SlotTable(4)
+    batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
     seated = [
         slots.seat(state_of(str(i), (1, 2), params[i], seeds[i]), pages=list(range(3 * i + 1, 3 * i + 1 + i)))
         for i in range(3)
@@ -53,7 +58,7 @@ def test_decode_inputs_arrive_as_they_were_decided(
         if takes_part[slot.index]
     )
     for _ in range(2):  # the second time from the rows and the upload that were kept
-        packed = batch.build_step_inputs(StepDecision(1, StepShape(4, 3), decided), slots)
+        packed = batch.build(launch_of(StepDecision(1, StepShape(4, 3), decided)), [slots])
         inputs = StepInputs.unpack(packed, num_stop_ids=3)
         assert inputs.live.tolist() == [*takes_part, False]
         for slot in seated:
@@ -79,12 +84,12 @@ def test_decode_inputs_arrive_as_they_were_decided(
 
 def test_a_row_that_was_kept_follows_the_slot() -> None:
     """More pages, and another owner of the slot: neither is served from the row kept."""
-    batch, slots = BatchBuilder(CONFIG, lookahead=LOOKAHEAD), SlotTable(4)
+    batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
     first = slots.seat(state_of("a", (1,), SamplingParams(), 1), pages=[5])
 
     def table(slot: object) -> list[int]:
         decided = SlotDecision(0, slots.find(0, slot.admission).admission, 0, 1, wants_logprobs=False)  # type: ignore[union-attr, attr-defined]
-        packed = batch.build_step_inputs(StepDecision(1, StepShape(1, 0), (decided,)), slots)
+        packed = batch.build(launch_of(StepDecision(1, StepShape(1, 0), (decided,))), [slots])
         return StepInputs.unpack(packed, num_stop_ids=3).page_table_BP[0].tolist()
 
     assert table(first)[:2] == [5, 0]
@@ -97,14 +102,14 @@ def test_a_row_that_was_kept_follows_the_slot() -> None:
 
 @given(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple), data=st.data())
 def test_prefill_inputs_arrive_with_the_tokens_ahead(prompt: tuple[int, ...], data: st.DataObject) -> None:
-    batch, slots = BatchBuilder(CONFIG, lookahead=LOOKAHEAD), SlotTable(4)
+    batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
     slot = slots.seat(state_of("a", prompt, SamplingParams(), 3), pages=[1, 2, 3])
     start = data.draw(st.integers(0, len(prompt) - 1))
     num_tokens = data.draw(st.integers(1, len(prompt) - start))
     slot.pending_token = data.draw(st.none() | st.integers(0, 9))
     is_last = start + num_tokens == len(prompt)
     decision = PrefillDecision(1, PrefillShape(16), 0, slot.admission, start, num_tokens, is_last, wants_logprobs=False)
-    packed = batch.build_prefill_inputs(decision, slots)
+    packed = batch.build(launch_of(decision), [slots])
     inputs = PrefillInputs.unpack(packed, num_stop_ids=3, num_tokens=16 + LOOKAHEAD)
     facts = [inputs.slot, inputs.start, inputs.num_tokens, inputs.num_known, inputs.is_last, inputs.pending_token]
     expected = [

@@ -14,6 +14,7 @@ from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.batch import BatchBuilder
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.launch import Launcher
+from mtp_jax.ops.placement import Placement
 from mtp_jax.proposers.registry import PROPOSERS, resolve_method
 from mtp_jax.step.program import StepProgram
 from mtp_jax.testing.driving import run_plan
@@ -84,8 +85,9 @@ def test_a_step_keeps_one_page_pool(loaded: LoadedModel, shape: StepShape | Pref
         num_stop_ids=config.max_stop_token_ids,
         max_logprobs=config.max_logprobs,
     )
-    batch = BatchBuilder(config, lookahead=proposer.lookahead)
-    launcher = Launcher(program, loaded.weights, config, ShapeGrid.of(config), batch, jnp.dtype("float32"))
+    placement = Placement()
+    batch = BatchBuilder(config, placement, lookahead=proposer.lookahead)
+    launcher = Launcher(program, loaded.weights, config, ShapeGrid.of(config), batch, placement, jnp.dtype("float32"))
     state = launcher._state
     pool_bytes = sum(array.nbytes for array in jax.tree.leaves((state.kv, state.draft_kv)))
     layer_bytes = state.kv[0].k_pages.nbytes

@@ -7,7 +7,7 @@ import pytest
 from mtp_jax.core.layout import OutputColumn
 from mtp_jax.core.shapes import StepShape
 from mtp_jax.core.types import Logprobs, PackedOutputs
-from mtp_jax.engine.decisions import SlotDecision, StepDecision
+from mtp_jax.engine.decisions import LaunchDecision, SlotDecision, StepDecision
 from mtp_jax.engine.readback import Launch, Readback
 
 NO_LOGPROBS = Logprobs(
@@ -33,7 +33,8 @@ def launch(number: int, *, slots: tuple[int, ...] = (0, 2)) -> Launch:
         rows.append([int(fixed[column]) for column in OutputColumn] + tokens + drafts + targets)
     decided = tuple(SlotDecision(slot, number, 1, 1, wants_logprobs=False) for slot in slots)
     outputs = PackedOutputs(small_BX=jnp.array(rows, jnp.int32), logprobs=NO_LOGPROBS)
-    return Launch(StepDecision(number, StepShape(3, 1), decided), outputs)
+    decision = StepDecision(number, StepShape(3, 1), decided)
+    return Launch(LaunchDecision(number, decision.shape, (decision,)), outputs)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -42,7 +43,7 @@ def test_a_result_is_read_once_that_many_newer_launches_are_under_way(depth: int
     read = []
     for number in range(1, 6):
         readback.push(launch(number))
-        read.append([result.decision.number for result in readback.ready(is_idle=False)])
+        read.append([result.launch.number for result in readback.ready(is_idle=False)])
     assert read == [[number - depth] if number > depth else [] for number in range(1, 6)]
     assert len(readback) == depth
 
@@ -52,8 +53,8 @@ def test_with_nothing_to_launch_the_oldest_result_is_read() -> None:
     for number in (1, 2):
         readback.push(launch(number))
     assert readback.ready(is_idle=False) == []
-    assert [result.decision.number for result in readback.ready(is_idle=True)] == [1]
-    assert [result.decision.number for result in readback.ready(is_idle=True)] == [2]
+    assert [result.launch.number for result in readback.ready(is_idle=True)] == [1]
+    assert [result.launch.number for result in readback.ready(is_idle=True)] == [2]
     assert readback.ready(is_idle=True) == []
 
 
@@ -61,7 +62,9 @@ def test_a_result_holds_the_slots_of_its_record() -> None:
     readback = Readback(0)
     readback.push(launch(1))
     (result,) = readback.ready(is_idle=False)
-    first, second = result.slots
+    (part,) = result.shards
+    assert part is not None
+    first, second = part.slots
     assert (first.tokens, first.committed_len, first.finished) == ((), 100, False)
     assert (second.tokens, second.committed_len, second.finished) == ((20, 21), 102, True)
     assert (second.num_accepted, second.num_drafted) == (0, 1)
@@ -73,7 +76,10 @@ def test_bug_b40_tokens_are_plain_integers() -> None:
     readback = Readback(0)
     readback.push(launch(1))
     (result,) = readback.ready(is_idle=False)
-    numbers = [*result.slots[1].tokens, *result.slots[1].drafts, *result.slots[1].target_tokens]
+    (part,) = result.shards
+    assert part is not None
+    slot = part.slots[1]
+    numbers = [*slot.tokens, *slot.drafts, *slot.target_tokens]
     assert {type(number) for number in numbers} == {int}
 
 

@@ -14,10 +14,11 @@ from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.batch import BatchBuilder
-from mtp_jax.engine.decisions import StepDecision
+from mtp_jax.engine.decisions import LaunchDecision
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.launch import Launcher
 from mtp_jax.engine.requests import Request
+from mtp_jax.ops.placement import Placement
 from mtp_jax.proposers.registry import PROPOSERS
 from mtp_jax.step.program import StepProgram
 from mtp_jax.testing.driving import Plan, run_plan
@@ -47,7 +48,7 @@ def test_nothing_is_traced_after_warm_up(batch: tuple[Request, ...], schedule: S
 def test_a_shape_outside_the_grid_is_refused() -> None:
     engine = THREE_SLOTS()
     with pytest.raises(InvariantError, match="grid"):
-        engine.launcher.launch(StepDecision(1, StepShape(2, 1), ()), jax.device_put(np.zeros((2, 1), np.int32)))
+        engine.launcher.launch(LaunchDecision(1, StepShape(2, 1), ()), jax.device_put(np.zeros((2, 1), np.int32)))
 
 
 def test_each_upload_of_the_loop_is_explicit() -> None:
@@ -98,5 +99,6 @@ def large_pool() -> Launcher:
         max_logprobs=config.max_logprobs,
     )
     weights = family.init_weights(jax.random.key(0), None)
-    batch = BatchBuilder(config, lookahead=proposer.lookahead)
-    return Launcher(program, weights, config, ShapeGrid.of(config), batch, jnp.dtype("float32"))
+    placement = Placement()
+    batch = BatchBuilder(config, placement, lookahead=proposer.lookahead)
+    return Launcher(program, weights, config, ShapeGrid.of(config), batch, placement, jnp.dtype("float32"))

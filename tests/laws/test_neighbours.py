@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtp_jax.core.config import FinishReason
-from mtp_jax.engine.decisions import Decision, StepDecision
+from mtp_jax.engine.decisions import LaunchDecision, StepDecision
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.readback import Launch
 from mtp_jax.engine.requests import Cut, Request
@@ -90,10 +90,10 @@ def test_cancelled_neighbours_leave_no_trace(
 def test_b15_greedy_and_sampled_rows_share_a_step(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch, one program: rows at temperature 0 and above do not split it, and do not colour each other."""
     engine = restart(THREE_SLOTS(), readback_depth=depth)
-    launched: list[Decision] = []
+    launched: list[LaunchDecision] = []
     launch = engine.launcher.launch
 
-    def recording_launch(decision: Decision, inputs: jax.Array) -> Launch:
+    def recording_launch(decision: LaunchDecision, inputs: jax.Array) -> Launch:
         launched.append(decision)
         return launch(decision, inputs)
 
@@ -103,7 +103,8 @@ def test_b15_greedy_and_sampled_rows_share_a_step(depth: int, monkeypatch: pytes
         for i, temperature in enumerate((0.0, 1.0, 2.0))
     ]
     assert_plain(engine, batch, run_plan(engine, batch))
-    assert sum(isinstance(decision, StepDecision) and len(decision.slots) == 3 for decision in launched) >= 3
+    parts = [launch.shards[0] for launch in launched]
+    assert sum(isinstance(part, StepDecision) and len(part.slots) == 3 for part in parts) >= 3
 
 
 def test_bug_b11_greedy_rows_keep_the_argmax_in_any_company() -> None:

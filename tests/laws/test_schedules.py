@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtp_jax.engine.decisions import Decision, StepDecision
+from mtp_jax.engine.decisions import LaunchDecision, StepDecision
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.readback import Launch
 from mtp_jax.engine.requests import Progress, Request
@@ -37,7 +37,7 @@ def test_b05_the_decision_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     running = restart(engine, policy=ScriptedDraftLen((2,)), readback_depth=2)
     launch = running.launcher.launch
 
-    def launch_under_another_policy(decision: Decision, inputs: jax.Array) -> Launch:
+    def launch_under_another_policy(decision: LaunchDecision, inputs: jax.Array) -> Launch:
         running.scheduler.policy = ScriptedDraftLen((0,))
         launched = launch(decision, inputs)
         running.scheduler.policy = ScriptedDraftLen((2,))

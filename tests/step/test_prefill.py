@@ -12,9 +12,10 @@ from mtp_jax.core.config import CacheConfig, EngineConfig, SamplingParams, Specu
 from mtp_jax.core.shapes import PrefillShape
 from mtp_jax.core.types import DecodeState, StepOutputs
 from mtp_jax.engine.batch import BatchBuilder
-from mtp_jax.engine.decisions import PrefillDecision
+from mtp_jax.engine.decisions import LaunchDecision, PrefillDecision
 from mtp_jax.engine.requests import Request, RequestState
 from mtp_jax.engine.slots import SlotTable
+from mtp_jax.ops.placement import Placement
 from mtp_jax.proposers.registry import PROPOSERS
 from mtp_jax.step.prefill import prefill_step
 from mtp_jax.step.program import StepProgram, init_state
@@ -40,6 +41,10 @@ def program() -> StepProgram:
     )
 
 
+def batch_builder() -> BatchBuilder:
+    return BatchBuilder(CONFIG, Placement(), lookahead=program().proposer.lookahead)
+
+
 step = jax.jit(
     lambda state, packed: prefill_step(
         {"salt": jnp.int32(5)}, state, packed, program=program(), shape=PrefillShape(len(PROMPT))
@@ -60,7 +65,7 @@ def prefill(
         1, PrefillShape(len(PROMPT)), 1, slot.admission, 0, num_tokens, num_tokens == len(PROMPT), wants_logprobs=False
     )
     state = init_state(program(), CONFIG, jnp.dtype("float32"))
-    packed = BatchBuilder(CONFIG, lookahead=program().proposer.lookahead).build_prefill_inputs(decision, slots)
+    packed = batch_builder().build(LaunchDecision(1, decision.shape, (decision,)), [slots])
     return state, *step(state, packed)
 
 
@@ -107,8 +112,7 @@ def test_other_slots_are_left_alone() -> None:
 def test_an_idle_launch_changes_nothing_but_the_null_page() -> None:
     """What warm-up runs: no slot is live."""
     state = init_state(program(), CONFIG, jnp.dtype("float32"))
-    width = BatchBuilder(CONFIG, lookahead=1).prefill_width(len(PROMPT))
-    new_state, outputs = step(state, jnp.zeros((1, width), jnp.int32))
+    new_state, outputs = step(state, jnp.asarray(batch_builder().idle_inputs(PrefillShape(len(PROMPT)))))
     assert outputs.num_emitted.tolist() == [0]
     for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(new_state), strict=True):
         is_pool = old.ndim == 4

@@ -1,0 +1,37 @@
+"""One launch as it is compiled: a step on every device's part of the mesh, and the vote on a later one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array, Int
+
+from mtp_jax.core.layout import VoteColumn
+from mtp_jax.core.shapes import Shape, StepShape
+from mtp_jax.core.types import DecodeState, Logprobs, PackedOutputs
+from mtp_jax.models.api import Weights
+from mtp_jax.ops.placement import Placement
+from mtp_jax.step.decode import decode_step
+from mtp_jax.step.prefill import prefill_step
+from mtp_jax.step.program import StepProgram
+
+Run = Callable[[Weights, DecodeState, jax.Array], tuple[DecodeState, PackedOutputs]]
+
+
+def make_run(program: StepProgram, shape: Shape, placement: Placement, *, weight_specs: Any, state_specs: Any) -> Run:
+    """The function to compile for a shape: (weights, state, uploaded rows) -> (state, outputs)."""
+
+    def run(weights: Weights, state: DecodeState, packed_BX: Int[Array, "B X"]) -> tuple[DecodeState, PackedOutputs]:
+        wish_V = None
+        if program.is_voting:
+            num_columns = packed_BX.shape[1] - len(VoteColumn)
+            packed_BX, wish_V = packed_BX[:, :num_columns], packed_BX[0, num_columns:]
+        if isinstance(shape, StepShape):
+            state, outputs = decode_step(weights, state, packed_BX, program=program, shape=shape)
+        else:
+            state, outputs = prefill_step(weights, state, packed_BX, program=program, shape=shape)
+        return state, outputs.pack(None if wish_V is None else program.parallel.largest(wish_V))
+
+    rows = placement.rules.spec("slots")
+    outputs = PackedOutputs(rows, Logprobs(rows, rows, rows, rows))  # type: ignore[arg-type]
+    return placement.map(run, (weight_specs, state_specs, rows), (state_specs, outputs))

@@ -1,0 +1,127 @@
+"""One process of a mesh, started by the tests: serves near-limit schedules and compares each with plain decoding.
+
+    python -m tests.multiprocess.child JSON
+
+JSON: {"port", "process", "num_processes", "local_devices", "mesh": [data, model], "schedules": [first, last], "case"}.
+Prints one line for each schedule that was right, then "all right".
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+HEARTBEAT_S = 10
+
+
+def main(options: dict[str, Any]) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_num_cpu_devices", options["local_devices"])
+    jax.distributed.initialize(
+        f"127.0.0.1:{options['port']}",
+        options["num_processes"],
+        options["process"],
+        initialization_timeout=60,
+        heartbeat_timeout_seconds=HEARTBEAT_S,
+    )
+    CASES[options["case"]](options)
+    print("all right", flush=True)
+
+
+def serve_schedules(options: dict[str, Any]) -> None:
+    from mtp_jax.testing.driving import run_plan
+    from mtp_jax.testing.engines import poison, restart
+    from mtp_jax.testing.policies import ScriptedDraftLen
+    from tests.laws.support import assert_plain
+
+    engine = engine_of(options)
+    shards = engine.placement.local_shards
+    first, last = options["schedules"]
+    for schedule in range(first, last):
+        common = random.Random(schedule)  # what all processes must do alike
+        depth, near_limit = common.randrange(3), common.choice(("row_cap", "group_zero"))
+        # Processes that share their data shards draw the same requests; others have other work, or none.
+        own = random.Random(f"{schedule} {shards}")
+        requests = near_limit_requests(own, engine.config.max_model_len)
+        wishes = [ScriptedDraftLen(tuple(own.randrange(4) for _ in range(6))) for _ in shards]
+        if own.random() < 0.3:
+            time.sleep(own.random() * 0.02)
+        running = restart(engine, policies=wishes, readback_depth=depth, near_limit=near_limit)
+        if schedule % 10 == 0:
+            poison(running)
+        assert_plain(running, requests, run_plan(running, requests))
+        print(f"{schedule} right: {len(requests)} requests", flush=True)
+
+
+def serve_without_the_reduction(options: dict[str, Any]) -> None:
+    """The planted fault: every shard takes its own wish for what was agreed."""
+    from mtp_jax.ops.sharding import Parallel
+
+    Parallel.largest = lambda self, votes_V: votes_V  # type: ignore[method-assign]
+    serve_schedules(options)
+
+
+def serve_with_other_options(options: dict[str, Any]) -> None:
+    """The processes disagree about the number of slots."""
+    engine_of(options, max_num_seqs=4 * (1 + options["process"]))
+
+
+def die_in_the_middle(options: dict[str, Any]) -> None:
+    """The last process goes without a word after its first schedules; the others would go on for long."""
+    if options["process"] == options["num_processes"] - 1:
+        serve_schedules({**options, "schedules": [0, 3]})
+        os._exit(9)
+    serve_schedules({**options, "schedules": [0, 100_000]})
+
+
+def near_limit_requests(own: random.Random, max_model_len: int) -> list[Any]:
+    """None to five requests, most of them with a prompt that ends within a few tokens of the limit."""
+    from tests.laws.support import request
+
+    requests = []
+    for index in range(own.choice((0, 0, 1, 2, 5))):
+        length = own.randrange(max_model_len - 9, max_model_len) if own.random() < 0.7 else own.randrange(1, 8)
+        requests.append(
+            request(
+                str(index),
+                tuple(own.randrange(24) for _ in range(length)),
+                seed=own.randrange(2**32),
+                temperature=own.choice((0.0, 1.0)),
+                max_tokens=own.randrange(1, 12),
+                stop_token_ids=own.choice(((), (3,))),
+            )
+        )
+    return requests
+
+
+def engine_of(options: dict[str, Any], *, max_num_seqs: int = 4) -> Any:
+    from mtp_jax.testing.engines import toy_engine
+    from mtp_jax.testing.toy_family import ToyFamily
+
+    data, model = options["mesh"]
+    return toy_engine(
+        ToyFamily(vocab_size=24),
+        data=data,
+        model=model,
+        max_draft_len=3,
+        max_num_seqs=max_num_seqs,
+        max_model_len=32,
+        page_size=4,
+    )
+
+
+CASES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "schedules": serve_schedules,
+    "no reduction": serve_without_the_reduction,
+    "other options": serve_with_other_options,
+    "death": die_in_the_middle,
+}
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
