@@ -16,7 +16,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) -> dict[str, int]:
-    """Bytes on one device by what they are for: the page pools of target and drafter, the page tables, a full batch's logits.
+    """Bytes on one device by what they are for: page pools of target and drafter, page tables, a full batch's logits.
 
     Not all that a step takes, but all that the options of the cache and the batch can make arbitrarily large.
     """

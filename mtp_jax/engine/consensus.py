@@ -29,8 +29,7 @@ def check_same_everywhere(config: EngineConfig, family: ModelFamily, dtype: jnp.
     # A fixed number of rows: processes of different versions must not differ in shape, which would hang.
     rows = np.zeros((_MAX_FIELDS, facts.shape[1]), np.uint8)
     rows[: len(facts)] = facts
-    everybody = np.asarray(multihost_utils.process_allgather(rows))
-    problem = difference(everybody, list(mine))
+    problem = difference(multihost_utils.process_allgather(rows), list(mine))
     if problem is not None:
         raise ConfigError(problem)
 

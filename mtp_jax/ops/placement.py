@@ -161,8 +161,7 @@ class Placement:
         sharding = self.sharding(spec)
         if jax.process_count() == 1:
             return jax.device_put(x, sharding)
-        whole = np.asarray(x)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     def build(self, make: Callable[[], Any], specs: Any) -> Any:
         """`make()` run on the devices, each of which makes its own part."""

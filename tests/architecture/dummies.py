@@ -113,6 +113,10 @@ class AcceptNothing:
 class UpAndDown:
     """Kmax and 0 drafts in turns."""
 
+    @property
+    def is_voted(self) -> bool:
+        return False
+
     def choose(self, view: PolicyView) -> int:
         return view.max_draft_len if view.step_number % 2 == 0 else 0
 
