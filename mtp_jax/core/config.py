@@ -214,8 +214,8 @@ class CacheConfig:
 class MeshConfig:
     """Devices as `data` shards of `model` devices each.
 
-    Slots and pages belong to a data shard; heads, feed-forward and vocabulary are split over `model`, experts over both
-    axes.
+    Slots and pages belong to a data shard; heads and feed-forward are split over `model`, experts and vocabulary over
+    both axes.
     """
 
     data: int = 1

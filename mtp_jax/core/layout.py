@@ -55,11 +55,25 @@ class OutputColumn(IntEnum):
     FINISHED = auto()
 
 
+class AgreedColumn(IntEnum):
+    """What the group agreed that some slot of this launch needs: the same on every device, as branches on it must be.
+
+    Where steps are voted on: after the page table, in every shard's first row; then the `VoteColumn`s.
+    """
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
+        return count
+
+    SAMPLES = auto()
+    LOGPROBS = auto()
+
+
 class VoteColumn(IntEnum):
     """A shard's wish for a later step, and what the group agreed: see `engine.vote`.
 
-    After all other columns of a launch's rows (the shard's first row counts) where steps are voted on; on the way back
-    right after the fixed `OutputColumn`s.
+    Where steps are voted on: last in a launch's rows, of which the shard's first counts; on the way back right after
+    the fixed `OutputColumn`s.
     """
 
     @staticmethod
@@ -72,6 +86,8 @@ class VoteColumn(IntEnum):
     FEWER_DRAFTS = auto()
     USEFUL_DRAFTS = auto()
     NUM_DECODING = auto()
+    SAMPLES = auto()
+    LOGPROBS = auto()
 
 
 NO_TOKEN = -1

@@ -57,6 +57,17 @@ class LayerKV:
 
 
 @struct.dataclass
+class Needs:
+    """What some slot of the group needs in this launch.
+
+    The same on every device, since branches with collectives in them follow it.
+    """
+
+    samples: Bool[Array, ""]
+    logprobs: Bool[Array, ""]
+
+
+@struct.dataclass
 class SamplingRows:
     """How each slot draws its tokens. Owner: host, through the launch's inputs."""
 
@@ -65,6 +76,14 @@ class SamplingRows:
     top_k_B: Int[Array, " B"]  # 0: off
     top_p_B: Float[Array, " B"]  # 1: off
     num_logprobs_B: Int[Array, " B"]  # -1: none wanted
+    agreed: Needs | None = None  # None where nobody else launches: these rows alone say what is needed
+
+    @property
+    def needs(self) -> Needs:
+        """What was agreed, or what these rows say."""
+        if self.agreed is not None:
+            return self.agreed
+        return Needs(samples=jnp.any(self.temperature_B > 0), logprobs=jnp.any(self.num_logprobs_B >= 0))
 
 
 @struct.dataclass
@@ -108,7 +127,7 @@ class StepInputs:
     sampling: SamplingRows
 
     @classmethod
-    def unpack(cls, packed_BX: Int[Array, "B X"], *, num_stop_ids: int) -> "StepInputs":
+    def unpack(cls, packed_BX: Int[Array, "B X"], *, num_stop_ids: int, agreed: Needs | None = None) -> "StepInputs":
         """Inverse of `engine.batch`'s packing: fixed columns, then stop ids, then the page table."""
 
         def column(name: Column) -> Array:
@@ -131,6 +150,7 @@ class StepInputs:
                 top_k_B=column(Column.TOP_K),
                 top_p_B=float_column(Column.TOP_P),
                 num_logprobs_B=column(Column.NUM_LOGPROBS),
+                agreed=agreed,
             ),
         )
 
@@ -149,7 +169,9 @@ class PrefillInputs:
     inputs: StepInputs
 
     @classmethod
-    def unpack(cls, packed_YX: Int[Array, "Y X"], *, num_stop_ids: int, num_tokens: int) -> "PrefillInputs":
+    def unpack(
+        cls, packed_YX: Int[Array, "Y X"], *, num_stop_ids: int, num_tokens: int, agreed: Needs | None = None
+    ) -> "PrefillInputs":
         """Inverse of `engine.batch`'s packing; `num_tokens` is chunk + lookahead, the width of `tokens_YT`."""
         step_end = packed_YX.shape[1] - num_tokens
         fields = {column: packed_YX[:, column] for column in PrefillColumn}
@@ -161,7 +183,9 @@ class PrefillInputs:
             is_last=fields[PrefillColumn.IS_LAST] != 0,
             pending_token=fields[PrefillColumn.PENDING_TOKEN],
             tokens_YT=packed_YX[:, step_end:],
-            inputs=StepInputs.unpack(packed_YX[:, len(PrefillColumn) : step_end], num_stop_ids=num_stop_ids),
+            inputs=StepInputs.unpack(
+                packed_YX[:, len(PrefillColumn) : step_end], num_stop_ids=num_stop_ids, agreed=agreed
+            ),
         )
 
 
@@ -179,7 +203,10 @@ class Drafts:
 
 @struct.dataclass
 class Verified:
-    """The target's view of pending + drafts: row w speaks of the token at position c + w + 1."""
+    """The target's view of pending + drafts: row w speaks of the token at position c + w + 1.
+
+    Logits on a mesh: this device's part of the vocabulary, for the slots of all data shards (`Parallel.gather_slots`).
+    """
 
     hidden_BWD: Float[Array, "B W D"]
     logits_BWV: Float[Array, "B W V"]

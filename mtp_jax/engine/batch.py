@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mtp_jax.core.config import EngineConfig
-from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, Column, PrefillColumn, VoteColumn
+from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, AgreedColumn, Column, PrefillColumn, VoteColumn
 from mtp_jax.core.shapes import Shape, StepShape
 from mtp_jax.engine.decisions import LaunchDecision, PrefillDecision, StepDecision
 from mtp_jax.engine.slots import Slot, SlotTable
@@ -39,7 +39,7 @@ class BatchBuilder:
         self._pages_per_slot = config.pages_per_slot
         self._placement = placement
         self._lookahead = lookahead
-        self._vote_width = len(VoteColumn) if is_voting else 0
+        self._vote_width = len(AgreedColumn) + len(VoteColumn) if is_voting else 0
         self._rows: dict[tuple[int, int], _CachedRow] = {}  # by shard and slot
         self._uploads: dict[Shape, _Upload] = {}  # the last one of each shape
 
@@ -71,7 +71,7 @@ class BatchBuilder:
             elif decision is not None:
                 self._fill_prefill(part[0], decision, table, shard)
             if launch.wishes:
-                part[0, -self._vote_width :] = launch.wishes[shard].columns()
+                part[0, -self._vote_width :] = [*launch.needs.columns(), *launch.wishes[shard].columns()]
         return self._uploaded(launch.shape, packed)
 
     def _uploaded(self, shape: Shape, packed: Int32[np.ndarray, "B X"]) -> jax.Array:

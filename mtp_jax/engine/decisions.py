@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mtp_jax.core.shapes import PrefillShape, Shape, StepShape
-from mtp_jax.engine.vote import Wish
+from mtp_jax.engine.vote import EVERYTHING, Needs, Wish
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ class LaunchDecision:
     """One launch of the whole group: its shape, and the part of each data shard that this process schedules.
 
     `shards[i]` is None where the shard has nothing to do in it: its rows are padding. `wishes[i]` travels with the
-    launch where the group votes (see `engine.vote`); empty where it does not.
+    launch where the group votes (see `engine.vote`); empty where it does not. `needs` is what was agreed of this one.
     """
 
     number: int
     shape: Shape
     shards: tuple[Decision | None, ...]
     wishes: tuple[Wish, ...] = ()
+    needs: Needs = EVERYTHING
 
     @property
     def wants_logprobs(self) -> bool:

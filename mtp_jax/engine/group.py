@@ -17,7 +17,7 @@ from mtp_jax.engine.requests import Progress, Request, RequestState
 from mtp_jax.engine.results import LaunchResult
 from mtp_jax.engine.scheduler import Scheduler, Totals
 from mtp_jax.engine.slots import Slot
-from mtp_jax.engine.vote import Wish, shape_of, start_shape
+from mtp_jax.engine.vote import EVERYTHING, Needs, Wish, shape_of, start_shape
 from mtp_jax.policies.api import DraftLenPolicy
 
 
@@ -113,7 +113,7 @@ class Group:
         if wish.num_decoding == 0 and wish.chunk == 0:
             return None
         shape = self._shape_of(wish)
-        decision = None if shape is None else shard.decide_within(shape, self._num_launches + 1)
+        decision = None if shape is None else shard.decide_within(shape, self._num_launches + 1, EVERYTHING)
         if shape is None or decision is None:
             return None
         self._count(shape)
@@ -124,24 +124,25 @@ class Group:
             self.start()
         if not self._is_running:
             return None
-        shape = self._agreed_shape()
+        shape, needs = self._agreed_launch()
         if shape is None:
             self._is_running = False
             return None
         number = self._num_launches + 1
-        shards = tuple(shard.decide_within(shape, number) for shard in self.shards)
+        shards = tuple(shard.decide_within(shape, number, needs) for shard in self.shards)
         self._count(shape)
-        return LaunchDecision(number, shape, shards, tuple(map(self._wish, self.shards, self._prefills_coming)))
+        wishes = tuple(map(self._wish, self.shards, self._prefills_coming))
+        return LaunchDecision(number, shape, shards, wishes, needs)
 
-    def _agreed_shape(self) -> Shape | None:
+    def _agreed_launch(self) -> tuple[Shape | None, Needs]:
         """By the wishes of the launch d + 1 before this one; of the first d + 1 since the start by configuration."""
         if self._num_launches - self._start <= self._depth:
-            return start_shape(self.grid)
+            return start_shape(self.grid), EVERYTHING
         source = self._num_launches - self._depth
         agreed = self._agreed.pop(source, None)
         if agreed is None:
             raise InvariantError(f"launch {self._num_launches + 1} needs the record of launch {source}, not yet read")
-        return self._shape_of(agreed)
+        return self._shape_of(agreed), Needs(agreed.samples, agreed.logprobs)
 
     def _shape_of(self, agreed: Wish) -> Shape | None:
         policy = self.shards[0].policy

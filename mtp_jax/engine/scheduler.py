@@ -11,7 +11,7 @@ from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus, StepRecord, add_per_position
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.slots import Slot, SlotTable
-from mtp_jax.engine.vote import Wish
+from mtp_jax.engine.vote import Needs, Wish
 from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats, wanted_draft_len
 
 
@@ -129,8 +129,13 @@ class Scheduler:
         """
         decoding, prefilling = self._decoding(), self._prefilling()
         to_decode = decoding if num_ahead == 0 else [*decoding, *prefilling]
+        params = [slot.state.request.params for slot in self.slots]
+        needs = {
+            "samples": any(one.temperature > 0 for one in params),
+            "logprobs": any(one.logprobs is not None for one in params),
+        }
         if not to_decode:
-            return Wish(self.has_work, chunk=self._next_chunk(num_prefills_coming))
+            return Wish(self.has_work, chunk=self._next_chunk(num_prefills_coming), **needs)
         num_slots = 1 + max(slot.index for slot in to_decode)
         longest = self.config.max_draft_len
         if self.config.speculative.near_limit == "group_zero" and any(
@@ -149,6 +154,7 @@ class Scheduler:
             # A slot with r tokens to go can use r - 1 drafts; when nobody can use more, a shorter program does as well.
             useful_drafts=max(self._most_drafts(slot) for slot in to_decode),
             num_decoding=len(decoding) + min(num_prefills_coming, len(prefilling)),
+            **needs,
         )
 
     def _next_chunk(self, num_prefills_coming: int) -> int:
@@ -175,12 +181,12 @@ class Scheduler:
 
     # ---- the decision
 
-    def decide_within(self, shape: Shape, number: int) -> Decision | None:
-        """This shard's part in launch `number` of the shape agreed: as much of it as it can use, never more."""
+    def decide_within(self, shape: Shape, number: int, needs: Needs) -> Decision | None:
+        """This shard's part in launch `number` of what was agreed: as much of it as it can use, never more."""
         if isinstance(shape, PrefillShape):
-            prefilling = self._prefilling()
+            prefilling = [slot for slot in self._prefilling() if needs.allow(slot.state.request.params)]
             return self._decide_prefill(prefilling[0], shape, number) if prefilling else None
-        return self._decide_decode(shape, number)
+        return self._decide_decode(shape, number, needs)
 
     def _decide_prefill(self, slot: Slot, shape: PrefillShape, number: int) -> PrefillDecision:
         left = len(slot.prompt) - slot.prefilled
@@ -198,11 +204,11 @@ class Scheduler:
         slot.launched_prefill(num_tokens)
         return decision
 
-    def _decide_decode(self, shape: StepShape, number: int) -> StepDecision | None:
+    def _decide_decode(self, shape: StepShape, number: int, needs: Needs) -> StepDecision | None:
         decoding = sorted(self._decoding(), key=lambda slot: slot.admission)
         decided: list[SlotDecision] = []
         for slot in decoding:
-            if not self._fits(slot, shape):
+            if not self._fits(slot, shape, needs):
                 continue
             cap = self._reserve(slot, min(shape.draft_len, slot.remaining - 1))
             if cap is None:
@@ -210,17 +216,17 @@ class Scheduler:
             slot.launched_decode(cap)
             wants_logprobs = slot.state.request.params.logprobs is not None
             decided.append(SlotDecision(slot.index, slot.admission, cap, len(slot.pages), wants_logprobs))
-        self._is_starved = len(decided) < sum(self._fits(slot, shape) for slot in decoding)
+        self._is_starved = len(decided) < sum(self._fits(slot, shape, needs) for slot in decoding)
         if decided:
             return StepDecision(number, shape, tuple(decided))
         if self._is_starved and all(slot.num_in_flight == 0 for slot in self.slots):
             self._preempt_newest()
-            return self._decide_decode(shape, number)
+            return self._decide_decode(shape, number, needs)
         return None
 
-    def _fits(self, slot: Slot, shape: StepShape) -> bool:
+    def _fits(self, slot: Slot, shape: StepShape, needs: Needs) -> bool:
         """Whether the slot may take part: one that came after the vote may be outside of what was agreed."""
-        if slot.index >= shape.slots:
+        if slot.index >= shape.slots or not needs.allow(slot.state.request.params):
             return False
         is_group_zero = self.config.speculative.near_limit == "group_zero"
         return shape.draft_len == 0 or not (is_group_zero and self._is_near_limit(slot, 0))

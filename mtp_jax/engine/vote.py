@@ -11,7 +11,8 @@ The K agreed is the smallest wish of the shards that have something to decode; t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtp_jax.core.layout import VoteColumn
+from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.layout import AgreedColumn, VoteColumn
 from mtp_jax.core.shapes import PrefillShape, Shape, ShapeGrid, StepShape
 from mtp_jax.policies.api import DraftLenPolicy, PolicyView, wanted_draft_len
 
@@ -28,6 +29,8 @@ class Wish:
     draft_len: int | None = None  # None: abstains, having nothing to decode
     useful_drafts: int = 0  # the most drafts that some slot could still use
     num_decoding: int = 0  # slots to decode: the largest shard's batch, once agreed
+    samples: bool = False  # some slot draws its tokens at a temperature above 0
+    logprobs: bool = False  # some slot wants log-probabilities
 
     def columns(self) -> list[int]:
         """As integers whose maximum is the agreement: the draft length is negated, for the smallest one to win.
@@ -43,6 +46,8 @@ class Wish:
             VoteColumn.FEWER_DRAFTS: _ABSTENTION if self.draft_len is None else -self.draft_len,
             VoteColumn.USEFUL_DRAFTS: self.useful_drafts,
             VoteColumn.NUM_DECODING: self.num_decoding,
+            VoteColumn.SAMPLES: int(self.samples),
+            VoteColumn.LOGPROBS: int(self.logprobs),
         }
         return [by_column[column] for column in VoteColumn]
 
@@ -57,7 +62,29 @@ class Wish:
             draft_len=None if fewer_drafts == _ABSTENTION else -fewer_drafts,
             useful_drafts=columns[VoteColumn.USEFUL_DRAFTS],
             num_decoding=columns[VoteColumn.NUM_DECODING],
+            samples=bool(columns[VoteColumn.SAMPLES]),
+            logprobs=bool(columns[VoteColumn.LOGPROBS]),
         )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a launch's programs compute beside greedy tokens. A slot that needs more sits out until it is agreed."""
+
+    samples: bool = True
+    logprobs: bool = True
+
+    def allow(self, params: SamplingParams) -> bool:
+        """Whether a request with these parameters may take part."""
+        return (self.samples or params.temperature == 0) and (self.logprobs or params.logprobs is None)
+
+    def columns(self) -> list[int]:
+        """As a launch carries them."""
+        by_column = {AgreedColumn.SAMPLES: int(self.samples), AgreedColumn.LOGPROBS: int(self.logprobs)}
+        return [by_column[column] for column in AgreedColumn]
+
+
+EVERYTHING = Needs()
 
 
 def agree(wishes: Sequence[Wish]) -> Wish:

@@ -54,9 +54,9 @@ class BoundModel:
         positions_BW = row_positions(rows.base_len, tokens_BW.shape[1])
         return self.family.forward(self.weights, tokens_BW, positions_BW, kv, self._attend(rows), self.parallel)
 
-    def unembed(self, hidden_BWD: Float[Array, "B W D"]) -> Float[Array, "B W V"]:
-        """The target's float32 logits."""
-        return self.family.unembed(self.weights, hidden_BWD, self.parallel)
+    def unembed(self, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:
+        """The target's float32 logits: on a mesh of the slots of all data shards, over this device's vocabulary."""
+        return self.family.unembed(self.weights, self.parallel.gather_slots(hidden_BWD), self.parallel)
 
     def draft(
         self,
@@ -73,9 +73,9 @@ class BoundModel:
         )
         return head_BWD, recycled_BWD, _replaced(draft_kv, depth, layer_kv)
 
-    def draft_unembed(self, depth: int, hidden_BWD: Float[Array, "B W D"]) -> Float[Array, "B W V"]:
-        """MTP layer `depth`'s float32 logits."""
-        return self.family.draft_unembed(self.weights, depth, hidden_BWD, self.parallel)
+    def draft_unembed(self, depth: int, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:
+        """MTP layer `depth`'s float32 logits, on a mesh as those of `unembed`."""
+        return self.family.draft_unembed(self.weights, depth, self.parallel.gather_slots(hidden_BWD), self.parallel)
 
 
 def _replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:

@@ -136,9 +136,9 @@ class Moe(nnx.Module):
 
         Each shard routes the tokens of all data shards, and routes them alike: the router is small and replicated.
         """
-        all_TD = parallel.gather_tokens(x_TD)
+        all_TD = parallel.gather_slots(x_TD)
         logits_TX = jnp.einsum("td,dx->tx", all_TD.astype(jnp.float32), self.router[...].astype(jnp.float32))
         ids_Tk, weights_Tk = route(logits_TX, self.correction_bias[...], self.config)
         local_ids_Tk = ids_Tk - parallel.expert_offset(self.gate_up.shape[0])
         out_TD = expert_products(all_TD, local_ids_Tk, weights_Tk, self.gate_up[...], self.down[...])
-        return parallel.sum_tokens_home(out_TD)
+        return parallel.sum_slots_home(out_TD)

@@ -6,7 +6,7 @@ from mtp_jax.core.config import MeshConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.params import put
-from mtp_jax.ops.placement import AxisRules
+from mtp_jax.ops.placement import OVER_BOTH_AXES, AxisRules
 
 
 def weight_specs(family: ModelFamily, rules: AxisRules) -> Weights:
@@ -22,7 +22,7 @@ def check_mesh(family: ModelFamily, mesh: MeshConfig) -> None:
     sizes = {(axis, size) for tensor in family.tensors() for axis, size in zip(tensor.axes, tensor.shape, strict=True)}
     sizes |= {(spec.axis, spec.num_kv_heads) for spec in (*family.kv_specs(), *family.draft_kv_specs())}
     for axis, size in sorted((axis, size) for axis, size in sizes if axis is not None):
-        parts = mesh.num_devices if axis == "experts" else mesh.model
+        parts = mesh.num_devices if axis in OVER_BOTH_AXES else mesh.model
         if size % parts != 0:
             raise ConfigError(
                 f"{family.name} has {size} {_WORDS.get(axis, axis)}; "

@@ -15,8 +15,9 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.ops.sharding import Parallel
 
 LOGICAL_AXES = ("vocab", "heads", "kv_heads", "ffn", "experts", "slots")
-"""What a dimension can be a number of. `heads`, `kv_heads`, `ffn` and `vocab` are split over `model`, `experts` over
+"""What a dimension can be a number of. `heads`, `kv_heads` and `ffn` are split over `model`, `experts` and `vocab` over
 both axes, `slots` (pages too) over `data`; a dimension without a name is whole on every device."""
+OVER_BOTH_AXES = frozenset({"experts", "vocab"})
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class AxisRules:
             return ()
         if logical not in LOGICAL_AXES:
             raise ConfigError(f"a dimension has the logical axis {logical!r}; it must be one of {LOGICAL_AXES}.")
-        if logical == "experts":
+        if logical in OVER_BOTH_AXES:
             return self.parallel.mesh_axes
         axis = self.parallel.data if logical == "slots" else self.parallel.model
         return () if axis is None else (axis,)

@@ -114,39 +114,44 @@ def _largest_threshold(
 
 def choose_tokens(
     logits_BWV: Float[Array, "B W v"],
-    noise_BWV: Float[Array, "B W V"],
+    noise_BWV: Float[Array, "b W V"],
     rows: SamplingRows,
     parallel: Parallel = NO_PARALLEL,
-) -> Int[Array, "B W"]:
+) -> Int[Array, "b W"]:
     """The token of each row: argmax(adjusted logits + noise), with `target_noise` of the positions drawn for.
 
-    Logits may be this shard's part of the vocabulary. Greedy rows take the argmax, ties to the lowest id, whatever
-    else is in the batch.
+    On a mesh the logits are those of all data shards' slots over this device's part of the vocabulary; the tokens those
+    of this data shard. Greedy rows take the argmax, ties to the lowest id, whatever else is in the batch.
     """
 
     def sampled() -> Array:
-        whole_BWV = parallel.gather_vocab(logits_BWV)
+        whole_BWV = parallel.whole_logits(logits_BWV)
         is_sampled_B11 = rows.temperature_B[:, None, None] > 0
         scores_BWV = jnp.where(is_sampled_B11, adjust_logits(whole_BWV, rows) + noise_BWV, whole_BWV)
         return NO_PARALLEL.argmax_over_vocab(scores_BWV)
 
-    return lax.cond(jnp.any(rows.temperature_B > 0), sampled, lambda: parallel.argmax_over_vocab(logits_BWV))
+    return lax.cond(rows.needs.samples, sampled, lambda: greedy_tokens(logits_BWV, parallel))
+
+
+def greedy_tokens(logits_BWV: Float[Array, "B W v"], parallel: Parallel = NO_PARALLEL) -> Int[Array, "b W"]:
+    """The most likely token of each row of this data shard; logits as in `choose_tokens`."""
+    return parallel.own_slots(parallel.argmax_over_vocab(logits_BWV))
 
 
 def token_logprobs(
     logits_BWV: Float[Array, "B W v"],
-    tokens_BW: Int[Array, "B W"],
+    tokens_BW: Int[Array, "b W"],
     rows: SamplingRows,
     max_logprobs: int,
     parallel: Parallel = NO_PARALLEL,
 ) -> Logprobs:
     """Raw log-softmax (before temperature and filters) of the tokens and of the `max_logprobs` most likely ones.
 
-    Computed only if a slot of the launch asks; all zeros otherwise.
+    Computed only if a slot of the launch asks; all zeros otherwise. Logits as in `choose_tokens`.
     """
 
     def computed() -> Logprobs:
-        whole_BWV = parallel.gather_vocab(logits_BWV)
+        whole_BWV = parallel.whole_logits(logits_BWV)
         logprobs_BWV = jax.nn.log_softmax(whole_BWV, axis=-1)
         chosen_BW = jnp.take_along_axis(logprobs_BWV, tokens_BW[..., None], axis=-1)[..., 0]
         num_listed = min(max_logprobs, whole_BWV.shape[-1])
@@ -169,4 +174,4 @@ def token_logprobs(
             rank_BE=jnp.zeros(shape, jnp.int32),
         )
 
-    return lax.cond(jnp.any(rows.num_logprobs_B >= 0), computed, absent)
+    return lax.cond(rows.needs.logprobs, computed, absent)

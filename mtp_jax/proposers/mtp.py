@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows
-from mtp_jax.ops.sampling import choose_tokens
+from mtp_jax.ops.sampling import choose_tokens, greedy_tokens
 from mtp_jax.proposers.api import PrefillChunk
 from mtp_jax.proposers.features import Features, empty_features, roll_features, select_slots
 from mtp_jax.proposers.none import no_drafts
@@ -171,7 +171,7 @@ def _draw(
     """The draft for the token at position c + ahead."""
     logits_BWV = model.draft_unembed(depth, head_BWD)
     if draft_sampling == "greedy":
-        return model.parallel.argmax_over_vocab(logits_BWV)
+        return greedy_tokens(logits_BWV, model.parallel)
     noise_B1V = slots.noise_BWV[:, ahead - 1 : ahead]
     return choose_tokens(logits_BWV, noise_B1V, slots.sampling, model.parallel)
 

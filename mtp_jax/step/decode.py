@@ -8,6 +8,7 @@ from mtp_jax.core.types import (
     DecodeState,
     Drafts,
     LayerKV,
+    Needs,
     SlotView,
     StepInputs,
     StepOutputs,
@@ -24,14 +25,21 @@ from mtp_jax.step.program import StepProgram
 
 
 def decode_step(
-    weights: Weights, state: DecodeState, packed_BX: Int[Array, "B X"], *, program: StepProgram, shape: StepShape
+    weights: Weights,
+    state: DecodeState,
+    packed_BX: Int[Array, "B X"],
+    *,
+    program: StepProgram,
+    shape: StepShape,
+    agreed: Needs | None = None,
 ) -> tuple[DecodeState, StepOutputs]:
     """Every slot of the bucket gains 1..K+1 tokens (0 where not live).
 
     `state` is donated. `packed_BX` is one upload of `core.layout` columns for the bucket's slots. Nothing about a
     proposal outlives the call: drafts are made first and verified at once, so a step's draft length binds both.
+    `agreed`: what the slots of all data shards need, where there are several.
     """
-    inputs = StepInputs.unpack(packed_BX, num_stop_ids=program.num_stop_ids)
+    inputs = StepInputs.unpack(packed_BX, num_stop_ids=program.num_stop_ids, agreed=agreed)
     slots = view_slots(state, inputs, shape, program.family.vocab_size)
     model = program.bind(weights)
 

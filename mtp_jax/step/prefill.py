@@ -8,7 +8,7 @@ from jaxtyping import Array, Int
 
 from mtp_jax.core.layout import NO_TOKEN
 from mtp_jax.core.shapes import PrefillShape
-from mtp_jax.core.types import Accepted, DecodeState, Drafts, PrefillInputs, SlotView, StepOutputs
+from mtp_jax.core.types import Accepted, DecodeState, Drafts, Needs, PrefillInputs, SlotView, StepOutputs
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import Rows
 from mtp_jax.ops.sampling import choose_tokens, target_noise, token_logprobs
@@ -18,7 +18,13 @@ from mtp_jax.step.program import StepProgram
 
 
 def prefill_step(
-    weights: Weights, state: DecodeState, packed_YX: Int[Array, "Y X"], *, program: StepProgram, shape: PrefillShape
+    weights: Weights,
+    state: DecodeState,
+    packed_YX: Int[Array, "Y X"],
+    *,
+    program: StepProgram,
+    shape: PrefillShape,
+    agreed: Needs | None = None,
 ) -> tuple[DecodeState, StepOutputs]:
     """Writes the chunk's KV and, after the last chunk, leaves the slot in the form every decode step leaves it in.
 
@@ -26,7 +32,7 @@ def prefill_step(
     `state` is donated. Rows with no tokens (`num_tokens` 0) are padding and change nothing.
     """
     num_tokens = shape.chunk + program.proposer.lookahead
-    prompt = PrefillInputs.unpack(packed_YX, num_stop_ids=program.num_stop_ids, num_tokens=num_tokens)
+    prompt = PrefillInputs.unpack(packed_YX, num_stop_ids=program.num_stop_ids, num_tokens=num_tokens, agreed=agreed)
     model = program.bind(weights)
     live = prompt.inputs.live
     row = jnp.arange(shape.chunk, dtype=jnp.int32)[None, :]

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from mtp_jax.core.layout import VoteColumn
+from mtp_jax.core.layout import AgreedColumn, VoteColumn
 from mtp_jax.core.shapes import Shape, StepShape
-from mtp_jax.core.types import DecodeState, Logprobs, PackedOutputs
+from mtp_jax.core.types import DecodeState, Logprobs, Needs, PackedOutputs
 from mtp_jax.models.api import Weights
 from mtp_jax.ops.placement import Placement
 from mtp_jax.step.decode import decode_step
@@ -22,16 +23,23 @@ def make_run(program: StepProgram, shape: Shape, placement: Placement, *, weight
     """The function to compile for a shape: (weights, state, uploaded rows) -> (state, outputs)."""
 
     def run(weights: Weights, state: DecodeState, packed_BX: Int[Array, "B X"]) -> tuple[DecodeState, PackedOutputs]:
-        wish_V = None
+        agreed, wish_V = None, None
         if program.is_voting:
-            num_columns = packed_BX.shape[1] - len(VoteColumn)
-            packed_BX, wish_V = packed_BX[:, :num_columns], packed_BX[0, num_columns:]
+            packed_BX, agreed, wish_V = _split(packed_BX)
         if isinstance(shape, StepShape):
-            state, outputs = decode_step(weights, state, packed_BX, program=program, shape=shape)
+            state, outputs = decode_step(weights, state, packed_BX, program=program, shape=shape, agreed=agreed)
         else:
-            state, outputs = prefill_step(weights, state, packed_BX, program=program, shape=shape)
+            state, outputs = prefill_step(weights, state, packed_BX, program=program, shape=shape, agreed=agreed)
         return state, outputs.pack(None if wish_V is None else program.parallel.largest(wish_V))
 
     rows = placement.rules.spec("slots")
     outputs = PackedOutputs(rows, Logprobs(rows, rows, rows, rows))  # type: ignore[arg-type]
     return placement.map(run, (weight_specs, state_specs, rows), (state_specs, outputs))
+
+
+def _split(packed_BX: Int[Array, "B X"]) -> tuple[Int[Array, "B Y"], Needs, Int[Array, " V"]]:
+    """The slots' columns, what the launch needs, and the shard's wish."""
+    num_slot_columns = packed_BX.shape[1] - len(AgreedColumn) - len(VoteColumn)
+    agreed_A, wish_V = jnp.split(packed_BX[0, num_slot_columns:], [len(AgreedColumn)])
+    needs = Needs(samples=agreed_A[AgreedColumn.SAMPLES] != 0, logprobs=agreed_A[AgreedColumn.LOGPROBS] != 0)
+    return packed_BX[:, :num_slot_columns], needs, wish_V

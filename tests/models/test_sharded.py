@@ -1,4 +1,4 @@
-"""The same forward under `shard_map`, heads, feed-forward and vocabulary over `model`, experts over both axes."""
+"""The same forward under `shard_map`, heads and feed-forward over `model`, experts and vocabulary over both axes."""
 
 from functools import partial
 from typing import Any
@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh
 from jaxtyping import Array
 
 from mtp_jax.models.api import ModelFamily, Weights
-from mtp_jax.models.params import put
 from mtp_jax.models.registry import FAMILIES, family_from_config
+from mtp_jax.models.sharding import weight_specs
+from mtp_jax.ops.placement import AxisRules
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from tests.models.shapes import config_of
 from tests.models.support import DenseAttend, dense_kv, pack_weights, positions_of, random_checkpoint
@@ -34,22 +35,6 @@ def weights(family: ModelFamily) -> Weights:
     return pack_weights(family.tensors(), random_checkpoint(family.tensors(), seed=5))
 
 
-def rules(parallel: Parallel) -> dict[str | None, Any]:
-    on_model = dict.fromkeys(("vocab", "heads", "kv_heads", "ffn"), parallel.model)
-    return {None: None, "experts": parallel.expert_axes, **on_model}
-
-
-def weight_specs(family: ModelFamily, parallel: Parallel) -> Weights:
-    specs: dict[str, Any] = {}
-    for tensor in family.tensors():
-        put(specs, tensor.path, PartitionSpec(*(rules(parallel)[axis] for axis in tensor.axes)))
-    return specs
-
-
-def kv_spec_of(spec: Any, parallel: Parallel) -> PartitionSpec:
-    return PartitionSpec(parallel.data, None, rules(parallel)[spec.axis])
-
-
 def forward_and_draft(
     family: ModelFamily, parallel: Parallel, weights: Weights, tokens: Array, positions: Array, kv: Any, draft_kv: Any
 ) -> tuple[Array, ...]:
@@ -58,8 +43,9 @@ def forward_and_draft(
     head, recycled, layer_kv = family.draft_forward(
         weights, 0, tokens, hidden, positions, draft_kv[0], attend, parallel
     )
-    logits = family.unembed(weights, hidden, parallel)
-    return hidden, recycled, logits, family.draft_unembed(weights, 0, head, parallel), kv, layer_kv
+    logits = family.unembed(weights, parallel.gather_slots(hidden), parallel)
+    draft_logits = family.draft_unembed(weights, 0, parallel.gather_slots(head), parallel)
+    return hidden, recycled, logits, draft_logits, kv, layer_kv
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
@@ -78,13 +64,14 @@ def test_a_mesh_gives_the_single_device_result(family: ModelFamily, weights: Wei
 
 
 def sharded(family: ModelFamily, parallel: Parallel, mesh: Mesh) -> Any:
-    slots, vocab = PartitionSpec(parallel.data), PartitionSpec(parallel.data, None, parallel.model)
-    kv = tuple(kv_spec_of(spec, parallel) for spec in family.kv_specs())
-    draft_kv = tuple(kv_spec_of(spec, parallel) for spec in family.draft_kv_specs())
+    rules = AxisRules(parallel)
+    slots, vocab = rules.spec("slots"), rules.spec(None, None, "vocab")
+    kv = tuple(rules.spec("slots", None, spec.axis) for spec in family.kv_specs())
+    draft_kv = tuple(rules.spec("slots", None, spec.axis) for spec in family.draft_kv_specs())
     return jax.shard_map(
         partial(forward_and_draft, family, parallel),
         mesh=mesh,
-        in_specs=(weight_specs(family, parallel), slots, slots, kv, draft_kv),
+        in_specs=(weight_specs(family, rules), slots, slots, kv, draft_kv),
         out_specs=(slots, slots, vocab, vocab, kv, draft_kv[0]),
         check_vma=True,
     )
