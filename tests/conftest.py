@@ -2,10 +2,13 @@
 
 Options:
     --gpu: use the machine's GPU. Tests marked ``gpu`` run, and jax chooses its own platform.
+    --optimized: compile every test's programs as users run them.
     --hypothesis-profile: ``dev`` (random; the default) or ``ci`` (the same examples in every run; the default where the
         environment says ``CI=true``).
 
-Compiled programs are kept below pytest's own cache folder, or in ``JAX_COMPILATION_CACHE_DIR`` where that is set.
+Programs are compiled without most of the compiler's optimizations: a test's steps are short, its compiles are not. The
+tests of kernels and those marked ``optimized`` keep them. Compiled programs are kept below pytest's own cache folder,
+or in ``JAX_COMPILATION_CACHE_DIR`` where that is set.
 """
 
 import contextlib
@@ -18,10 +21,13 @@ import jax
 import pytest
 
 NUM_CPU_DEVICES = 8
+OPTIMIZED_FOLDERS = frozenset({"aot", "gpu", "kernels"})
+_GIB = 2**30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run on the GPU, the tests marked `gpu` included")
+    parser.addoption("--optimized", action="store_true", help="compile every test's programs as users run them")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,9 +50,9 @@ def _choose_devices(*, on_gpu: bool) -> None:
 def _keep_compiled_programs(config: pytest.Config) -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if folder is None:
-        # A folder for each worker: jax writes an entry in place, and another process could read half of it.
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-        folder = str(_cache_root(config) / f"jax-{jax.__version__}" / worker)
+        folder = str(_cache_root(config) / f"jax-{jax.__version__}-shared")
+        # Under a limit of size jax locks the folder for each read and write: workers can share what they compile.
+        jax.config.update("jax_compilation_cache_max_size", 4 * _GIB)
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -64,6 +70,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of a test, whatever their scope: they compile too."""
+    is_wanted = item.config.getoption("--gpu") or item.config.getoption("--optimized")
+    is_optimized = is_wanted or "optimized" in item.keywords or item.path.parent.name in OPTIMIZED_FOLDERS
+    jax.config.update("jax_disable_most_optimizations", not is_optimized)
 
 
 @pytest.fixture(autouse=True)

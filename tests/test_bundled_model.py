@@ -7,7 +7,10 @@ import pytest
 from mtp_jax import LLM, SamplingParams
 from mtp_jax.outputs import RequestOutput
 
-pytestmark = pytest.mark.standard_promotion("the tokenizer's and the model's own float32 path, as users run it")
+pytestmark = [
+    pytest.mark.optimized,
+    pytest.mark.standard_promotion("the tokenizer's and the model's own float32 path, as users run it"),
+]
 
 PROMPTS = (
     "def read_config(path):",

@@ -10,7 +10,7 @@ import pytest
 from mtp_jax import LLM, SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.outputs import RequestOutput
-from mtp_jax.testing.engines import restart, without_optimizations
+from mtp_jax.testing.engines import restart
 from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.toy_family import ToyFamily
 from tests.cli.conftest import save_tokenizer
@@ -24,18 +24,16 @@ NAN = math.nan
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """One letter a token, so that a stop string of two letters spans two tokens, and at times two steps."""
     family = ToyFamily()
-    return without_optimizations(
-        lambda: LLM.from_weights(
-            family,
-            family.init_weights(jax.random.key(0), None),
-            tokenizer=save_tokenizer(tmp_path_factory.mktemp("toy")),
-            max_num_seqs=3,
-            max_model_len=48,
-            block_size=4,
-            num_kv_blocks=9,
-            prefill_chunk=16,
-            speculative_config={"num_speculative_tokens": 2},
-        )
+    return LLM.from_weights(
+        family,
+        family.init_weights(jax.random.key(0), None),
+        tokenizer=save_tokenizer(tmp_path_factory.mktemp("toy")),
+        max_num_seqs=3,
+        max_model_len=48,
+        block_size=4,
+        num_kv_blocks=9,
+        prefill_chunk=16,
+        speculative_config={"num_speculative_tokens": 2},
     )
 
 

@@ -14,7 +14,6 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.requests import StepRecord
 from mtp_jax.options import engine_config
-from mtp_jax.testing.engines import without_optimizations
 from mtp_jax.testing.toy_family import ToyFamily
 
 FAMILY = ToyFamily(vocab_size=8)
@@ -23,15 +22,13 @@ PARAMS = SamplingParams(temperature=0, max_tokens=20)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return without_optimizations(
-        lambda: LLM.from_weights(
-            FAMILY,
-            FAMILY.init_weights(jax.random.key(0), None),
-            max_num_seqs=2,
-            max_model_len=32,
-            prefill_chunk=16,
-            speculative_config={"num_speculative_tokens": 1},
-        )
+    return LLM.from_weights(
+        FAMILY,
+        FAMILY.init_weights(jax.random.key(0), None),
+        max_num_seqs=2,
+        max_model_len=32,
+        prefill_chunk=16,
+        speculative_config={"num_speculative_tokens": 1},
     )
 
 

@@ -12,7 +12,6 @@ from mtp_jax.checkpoints.safetensors_io import write_tensors
 from mtp_jax.models.registry import FAMILIES
 from mtp_jax.policies.registry import POLICIES
 from mtp_jax.proposers.registry import PROPOSERS
-from mtp_jax.testing.engines import without_optimizations
 from tests.architecture import dummies
 
 KMAX = 2
@@ -33,15 +32,13 @@ def test_a_line_in_each_table_is_all_that_a_variant_takes(tmp_path: Path, monkey
     monkeypatch.setitem(RULES, "dummy", dummies.AcceptNothing())
     monkeypatch.setitem(POLICIES, "dummy", lambda spec, costs: dummies.UpAndDown())
     speculative = {"method": "dummy", "policy": "dummy", "acceptance": "dummy", "num_speculative_tokens": KMAX}
-    llm = without_optimizations(
-        lambda: LLM(
-            dummy_model(tmp_path),
-            speculative_config=speculative,
-            attention_backend="dummy",
-            max_num_seqs=1,
-            block_size=4,
-            prefill_chunk=16,
-        )
+    llm = LLM(
+        dummy_model(tmp_path),
+        speculative_config=speculative,
+        attention_backend="dummy",
+        max_num_seqs=1,
+        block_size=4,
+        prefill_chunk=16,
     )
     assert counted.num_calls >= KMAX + 2  # the programs of every draft length, and prefill
 

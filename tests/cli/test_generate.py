@@ -11,7 +11,8 @@ from mtp_jax.testing.toy_family import ToyFamily
 from mtp_jax.text import load_tokenizer
 from tests.cli.conftest import UseModel
 
-ARGUMENTS = ("generate", "some text", "--max-tokens", "24", "--num-speculative-tokens", "2")
+PLAIN_ARGUMENTS = ("generate", "some text", "--max-tokens", "24")
+ARGUMENTS = (*PLAIN_ARGUMENTS, "--num-speculative-tokens", "2")
 
 
 def plain_text(family: ToyFamily, folder: Path, params: SamplingParams) -> str:
@@ -74,7 +75,7 @@ def test_without_drafts_it_decodes_plainly(
     capsys: pytest.CaptureFixture[str], use_model: UseModel, tmp_path: Path
 ) -> None:
     family = use_model(num_mtp_layers=0)
-    assert main([*ARGUMENTS, "--method", "none"]) == 0
+    assert main([*PLAIN_ARGUMENTS, "--method", "none"]) == 0
     printed = capsys.readouterr()
     assert printed.out.rstrip("\n") == plain_text(family, tmp_path, SamplingParams(temperature=0, max_tokens=24))
     assert "draft lengths used:       0 in 23 steps" in printed.err

@@ -18,7 +18,7 @@ from mtp_jax.ops.placement import Placement
 from mtp_jax.proposers.registry import PROPOSERS, resolve_method
 from mtp_jax.step.program import StepProgram
 from mtp_jax.testing.driving import run_plan
-from mtp_jax.testing.engines import poison, restart, without_optimizations
+from mtp_jax.testing.engines import poison, restart
 from mtp_jax.testing.policies import ScriptedDraftLen
 from tests.laws.support import request
 
@@ -51,7 +51,7 @@ def config_of(num_pages: int) -> EngineConfig:
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Engine:
     # Its three requests need 12 + 15 + 19 pages in the end.
-    return without_optimizations(lambda: Engine(loaded.family, loaded.weights, config_of(num_pages=32)))
+    return Engine(loaded.family, loaded.weights, config_of(num_pages=32))
 
 
 @pytest.mark.parametrize(("wishes", "depth"), [((KMAX,), 1), ((0, 2, 1, 2, 0, 0, 2), 2), ((1,), 0)])

@@ -13,7 +13,6 @@ from mtp_jax.checkpoints import load_model
 from mtp_jax.core.config import PLAIN, CacheConfig, EngineConfig, SamplingParams, SpeculativeConfig
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.requests import Request, RequestState
-from mtp_jax.testing.engines import without_optimizations
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 NUM_TOKENS = 40
@@ -40,7 +39,7 @@ def run(folder: Path, speculative: SpeculativeConfig, prompts: list[tuple[int, .
     config = EngineConfig(
         max_model_len=96, max_num_seqs=1, prefill_chunk=16, cache=CacheConfig(page_size=4), speculative=speculative
     )
-    engine = without_optimizations(lambda: Engine(loaded.family, loaded.weights, config))
+    engine = Engine(loaded.family, loaded.weights, config)
     states: dict[str, RequestState] = {}
     with compilations() as compiled:
         for index, prompt in enumerate(prompts):

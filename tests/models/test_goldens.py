@@ -15,6 +15,8 @@ from tests.models.support import (
     run_target,
 )
 
+pytestmark = pytest.mark.optimized
+
 CASES = (0, 1, 2)
 LENGTH = 96
 
