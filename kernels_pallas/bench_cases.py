@@ -74,20 +74,14 @@ SHAPES = {
     "mla128 W1 ragged": replace(_MLA128, lengths="ragged"),
 }
 
-_BLOCK_64 = (("block", 64), ("num_stages", 2), ("overhead", 2))
+_REGISTERS, _CHAINS = ("register_channels", 256), ("score_chains", 2)
 _VARIANTS: dict[str, list[tuple[tuple[str, int], ...]]] = {
-    "gqa W1 ragged": [(("overhead", 4),)],
-    "mla16 W1": [(("early_channels", 448),), _BLOCK_64],
-    "mla16 W4": [(("early_channels", 448),)],
-    "mla16 W4 ragged": [(("early_channels", 448),), _BLOCK_64],
-    "mla128 W1": [
-        (("early_channels", 448),),
-        (("early_channels", 544),),
-        _BLOCK_64,
-        (*_BLOCK_64, ("early_channels", 448)),
-    ],
-    "mla128 W4": [(("early_channels", 448),), _BLOCK_64],
-    "mla128 W1 ragged": [_BLOCK_64],
+    "mla16 W1": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
+    "mla16 W4": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
+    "mla16 W4 ragged": [(_REGISTERS, _CHAINS)],
+    "mla128 W1": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
+    "mla128 W4": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
+    "mla128 W1 ragged": [(_REGISTERS, _CHAINS)],
 }
 
 

@@ -19,12 +19,15 @@ from kernels_pallas.paged_attention.mosaic_gpu_tile import (
 )
 
 _PAGE_SIZES = (16, 32, 64, 128)
+_OLDEST_JAX = (0, 11)
 MAX_ROWS = 1024
 """Query rows a slot: a few of a decoding step, or a chunk of a prompt."""
 
 
 def supports(problem: Problem) -> str | None:
     """Why this backend cannot do the problem, or None."""
+    if jax.__version_info__ < _OLDEST_JAX:
+        return f"jax is {jax.__version__}; its Mosaic GPU kernels need {'.'.join(map(str, _OLDEST_JAX))} or newer."
     if problem.dtype not in ("bfloat16", "float32"):
         return f"pages are {problem.dtype}; it must be bfloat16, or float32 for the exact (slow) path."
     if problem.page_size not in _PAGE_SIZES:
@@ -76,6 +79,8 @@ def make_layout(problem: Problem, num_pages: int, tile: TileConfig) -> Layout:
         slack=tile.slack,
         num_ctas=tile.num_ctas,
         early_channels=tile.early_channels,
+        register_channels=tile.register_channels,
+        score_chains=tile.score_chains,
     )
 
 

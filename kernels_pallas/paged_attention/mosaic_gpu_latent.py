@@ -71,7 +71,7 @@ def attend_latent(
         @pl.when(warpgroup == _SCORE)
         def _():
             plgpu.set_max_registers(152, action="increase")
-            _Scores(layout, scale, gmem, scratch).run()
+            _Scores(layout, scale, gmem, scratch, interpret is not None).run()
 
         @pl.when(warpgroup == _PRODUCER)
         def _():
@@ -136,8 +136,11 @@ def _next(layout: Layout, handover: jax.Array) -> jax.Array:
 class _Scores:
     """The score warpgroup."""
 
-    def __init__(self, layout: Layout, scale: float, gmem: Refs, scratch: dict):
+    def __init__(self, layout: Layout, scale: float, gmem: Refs, scratch: dict, is_interpreted: bool):
         self.layout, self.gmem, self.scratch = layout, gmem, scratch
+        # The interpreter has no A operand in registers.
+        self.num_held = 0 if is_interpreted else layout.register_channels
+        self.held = None
         self.scale_log2 = scale * math.log2(math.e)
         self.cta = lax.axis_index("cta")
 
@@ -157,8 +160,11 @@ class _Scores:
             scratch["q_full"],
         )
         plgpu.barrier_wait(scratch["q_full"])
+        if self.num_held:
+            held = scratch["q_smem"].at[0, :, pl.ds(0, self.num_held)]
+            self.held = plgpu.load(held, layout=plgpu.Layout.WGMMA)
         stage, handover = carry
-        scores = pl.run_scoped(lambda acc_ref: self.whole(acc_ref, stage), self.accumulator())
+        scores = pl.run_scoped(lambda *acc_refs: self.whole(acc_refs, stage), *self.accumulators())
         per_row = plgpu.Layout.WGMMA.reduce(1)
         top = plgpu.layout_cast(jnp.full((TILE,), MASKED, jnp.float32), per_row)
         total = plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), per_row)
@@ -172,38 +178,51 @@ class _Scores:
         self.finish(part, top, total)
         return next_stage(layout, stage), _next(layout, handover)
 
-    def accumulator(self):
-        return plgpu.ACC((TILE, self.layout.block), jnp.float32)
+    def accumulators(self) -> list:
+        return [plgpu.ACC((TILE, self.layout.block), jnp.float32)] * self.layout.score_chains
 
-    def whole(self, acc_ref, stage: jax.Array):
+    def whole(self, acc_refs, stage: jax.Array):
         """The scores of the block in a stage."""
         plgpu.barrier_wait(self.scratch["k_full"].at[stage])
-        self.add_scores(acc_ref, stage, 0, self.layout.k_channels)
-        return acc_ref[...]
+        self.add_scores(acc_refs, stage, 0, self.layout.k_channels)
+        return sum(acc_ref[...] for acc_ref in acc_refs)
 
-    def add_scores(self, acc_ref, stage: jax.Array, first: int, end: int) -> None:
-        """Starts the products over channels `first`..`end` - 1."""
-        channels = pl.ds(first, end - first)
+    def add_scores(self, acc_refs, stage: jax.Array, first: int, end: int) -> None:
+        """Starts the products over channels `first`..`end` - 1, in turn on the accumulators."""
+        step = end - first if len(acc_refs) == 1 else _columns(self.layout)
+        for turn, start in enumerate(range(first, end, step)):
+            self.add_product(acc_refs[turn % len(acc_refs)], stage, start, start + step)
+
+    def add_product(self, acc_ref, stage: jax.Array, first: int, end: int) -> None:
+        if first < self.num_held:
+            middle = min(end, self.num_held)
+            plgpu.wgmma(acc_ref, self.held[:, first:middle], self.keys(stage, first, middle))
+            first = middle
+        if first == end:
+            return
         # 0, but not to the compiler: it would keep all query pieces' addresses over the loop, in local memory.
         zero = jnp.minimum(stage, 0)
-        keys = self.scratch["k_smem"].at[stage, :, channels]
-        plgpu.wgmma(acc_ref, self.scratch["q_smem"].at[zero, :, channels], keys.transpose((1, 0)))
+        queries = self.scratch["q_smem"].at[zero, :, pl.ds(first, end - first)]
+        plgpu.wgmma(acc_ref, queries, self.keys(stage, first, end))
+
+    def keys(self, stage: jax.Array, first: int, end: int):
+        return self.scratch["k_smem"].at[stage, :, pl.ds(first, end - first)].transpose((1, 0))
 
     def step(self, part: Part, block: jax.Array, carry, *, is_masked: bool):
         stage, handover, scores, top, total = carry
         stage = next_stage(self.layout, stage)
 
-        def overlapped(acc_ref):
-            # A warp that has started as many products as the matrix units queue stands still: were all started here,
-            # this block's weights would come when the next one's scores are done, and its stage would be held as long.
+        def overlapped(*acc_refs):
+            # The products before the handover run during the softmax, those behind it after: the fewer before, the
+            # earlier the weights come and their stage is free, the more before, the less the matrix units stand still.
             plgpu.barrier_wait(self.scratch["k_full"].at[stage])
             early = min(self.layout.early_channels, self.layout.k_channels - _columns(self.layout))
-            self.add_scores(acc_ref, stage, 0, early)
+            self.add_scores(acc_refs, stage, 0, early)
             sums = self.hand_over(part, block, handover, scores, top, total, is_masked=is_masked)
-            self.add_scores(acc_ref, stage, early, self.layout.k_channels)
-            return acc_ref[...], *sums
+            self.add_scores(acc_refs, stage, early, self.layout.k_channels)
+            return sum(acc_ref[...] for acc_ref in acc_refs), *sums
 
-        return stage, _next(self.layout, handover), *pl.run_scoped(overlapped, self.accumulator())
+        return stage, _next(self.layout, handover), *pl.run_scoped(overlapped, *self.accumulators())
 
     def hand_over(self, part: Part, block: jax.Array, handover: jax.Array, scores, top, total, *, is_masked: bool):
         """Gives a block's weights and the decay of the sums before it to the value warpgroups."""

@@ -44,6 +44,8 @@ class Layout:
     slack: int  # percent that a share may grow if the longest item is then cut into equal parts, or not at all
     num_ctas: int
     early_channels: int  # wide latent values: channels whose scores run during the softmax of the block before
+    register_channels: int  # wide latent values: channels of the queries that the score warpgroup keeps in registers
+    score_chains: int  # wide latent values: accumulators that a block's scores alternate between
 
     @property
     def items_per_slot(self) -> int:

@@ -31,6 +31,8 @@ class TileConfig:
     slack: int = 0
     num_ctas: int = 132
     early_channels: int = 544
+    register_channels: int = 0
+    score_chains: int = 1
 
 
 def is_wide(problem: Problem) -> bool:

@@ -42,12 +42,14 @@ CHUNK = replace(GQA, num_rows=40, committed_len=(70, 0, -1), page_size=32)  # of
 SPECS = {"gqa": GQA, "tree": TREE, "latent": LATENT, "wide": WIDE, "chunk": CHUNK}
 
 
-def run(*arrays: Any, config: PagedAttentionConfig, num_ctas: int = 3) -> jax.Array:
+def run(*arrays: Any, config: PagedAttentionConfig, num_ctas: int = 3, score_chains: int = 1) -> jax.Array:
     """The kernels in the interpreter, on so few CTAs that items are cut."""
     q, k, v, table, _, bits = arrays
     default = mosaic_gpu.default_tile(Problem.of(q, k, v, table, bits, config))
     block = min(default.block, 64)  # and blocks so small that short contexts have several
-    tile = replace(default, block=block, num_stages=2, num_ctas=num_ctas, min_share=1, overhead=1)
+    tile = replace(
+        default, block=block, num_stages=2, num_ctas=num_ctas, min_share=1, overhead=1, score_chains=score_chains
+    )
     interpret = plgpu.InterpretGPUParams()
     return mosaic_gpu.paged_attention_gpu(*arrays, config=config, tile=tile, interpret=interpret)
 
@@ -60,6 +62,10 @@ def test_bfloat16(name: str) -> None:
 @pytest.mark.parametrize("spec", [replace(TREE, dtype="float32"), replace(LATENT, dtype="float32", num_q_heads=2)])
 def test_float32(spec: ArgSpec) -> None:
     check(run, spec, make_inputs(spec, KEY))
+
+
+def test_scores_in_two_chains() -> None:
+    check(functools.partial(run, num_ctas=2, score_chains=2), WIDE, make_inputs(WIDE, KEY))
 
 
 def test_a_nan_value_reaches_the_rows_that_attend_it_only() -> None:
@@ -220,8 +226,8 @@ LATENT_MUTANTS = {
     "the last channels are left out of the scores": (
         mosaic_gpu_latent._Scores,
         "add_scores",
-        lambda self, acc_ref, stage, first, end, original=mosaic_gpu_latent._Scores.add_scores: (
-            original(self, acc_ref, stage, first, end) if end - first < 544 else original(self, acc_ref, stage, 0, 512)
+        lambda self, acc_refs, stage, first, end, original=mosaic_gpu_latent._Scores.add_scores: original(
+            self, acc_refs, stage, first, 512 if end == 576 and first == 0 else end
         ),
     ),
 }
