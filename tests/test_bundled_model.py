@@ -23,7 +23,7 @@ NUM_TOKENS = 80
 
 @cache
 def llm(draft_sampling: str | None) -> LLM:
-    speculative = {"method": "mtp", "num_speculative_tokens": 2, "draft_sampling": draft_sampling}
+    speculative = {"method": "mtp", "num_speculative_tokens": 1, "draft_sampling": draft_sampling}
     return LLM(
         "tiny-mtp",
         speculative_config=speculative if draft_sampling else None,
