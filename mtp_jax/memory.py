@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
+from mtp_jax.ops.kv_cache import stored_specs
 from mtp_jax.proposers.registry import PROPOSERS, resolve_method
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -25,6 +26,7 @@ def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) ->
         warnings.simplefilter("ignore")  # the engine gives the same warning
         method, max_draft_len = resolve_method(speculative, family)
     specs = (*family.kv_specs(), *PROPOSERS[method](family, speculative).draft_kv_specs(family))
+    specs = stored_specs(specs, config.attention_backend)
     channels = 0
     for spec in specs:
         num_heads = spec.num_kv_heads if spec.axis is None else spec.num_kv_heads // config.mesh.model

@@ -11,7 +11,7 @@ from kernels_pallas.paged_attention.contract import MAX_TREE_ROWS, Backend, Page
 BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.paged_attention_reference, reference.supports, supports_device_lengths=True),
     "mosaic_gpu": Backend(mosaic_gpu.paged_attention_gpu, mosaic_gpu.supports, supports_device_lengths=True),
-    "mosaic_tpu": Backend(mosaic_tpu.paged_attention_tpu, mosaic_tpu.supports, supports_device_lengths=True),
+    "mosaic_tpu": Backend(mosaic_tpu.paged_attention_tpu, mosaic_tpu.supports, True, channel_multiple=mosaic_tpu.LANES),
 }
 
 _FOR_PLATFORM = {"cpu": "reference", "gpu": "reference", "tpu": "reference"}

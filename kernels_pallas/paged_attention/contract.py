@@ -87,9 +87,12 @@ class Backend:
     """One implementation of the contract.
 
     `run` takes the contract's arguments, `supports` gives the reason why not, or None. `supports_device_lengths` says
-    that lengths are read on the device; a backend that needs them on the host would see uncorrected ones.
+    that lengths are read on the device; a backend that needs them on the host would see uncorrected ones. Pools whose
+    channels are a multiple of `channel_multiple` are read where they lie, others may be copied first: who owns a pool
+    fills it up with zero channels, which change no score.
     """
 
     run: Callable[..., jax.Array]
     supports: Callable[[Problem], str | None]
     supports_device_lengths: bool
+    channel_multiple: int = 1

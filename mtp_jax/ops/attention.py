@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from kernels_pallas.paged_attention import PagedAttentionConfig, paged_attention
 from mtp_jax.core.types import LayerKV
-from mtp_jax.ops.kv_cache import page_addresses, row_positions, write_kv
+from mtp_jax.ops.kv_cache import page_addresses, row_positions, widen, write_kv
 
 DEAD_SLOT = -1
 """A committed length that tells every backend to read nothing and return zeros."""
@@ -18,7 +18,8 @@ class PagedAttend:
     """Writes the rows' keys and values to their pages, then attends; satisfies `models.api.Attend`.
 
     Row w of slot b sits at position `base_len[b] + w`. Rows that may not write (`may_write` false) put their keys into
-    the null page: such rows are padding, and no row that matters attends them.
+    the null page: such rows are padding, and no row that matters attends them. Pools may have more channels than the
+    rows (`stored_specs`).
     """
 
     page_table_BP: Int[Array, "B P"]
@@ -43,7 +44,14 @@ class PagedAttend:
         may_write_BW = self.may_write_BW & self.live[:, None]
         page_size = layer_kv.k_pages.shape[1]
         addresses = page_addresses(positions_BW, self.page_table_BP, may_write_BW, page_size)
+        k_channels = layer_kv.k_pages.shape[3]
+        k_BWGC, q_BWHC = widen(k_BWGC, k_channels), widen(q_BWHC, k_channels)
+        out_channels = v_channels
+        if v_BWGE is not None and layer_kv.v_pages is not None:
+            out_channels = layer_kv.v_pages.shape[3]
+            v_BWGE = widen(v_BWGE, out_channels)
         layer_kv = write_kv(layer_kv, k_BWGC, v_BWGE, addresses)
+        config = PagedAttentionConfig(backend=self.backend, scale=scale, v_channels=out_channels, debug=self.debug)
         out_BWHE = paged_attention(
             q_BWHC.astype(layer_kv.k_pages.dtype),
             layer_kv.k_pages,
@@ -51,6 +59,6 @@ class PagedAttend:
             self.page_table_BP,
             jnp.where(self.live, self.base_len, DEAD_SLOT),
             self.ancestor_bits_BW,
-            config=PagedAttentionConfig(backend=self.backend, scale=scale, v_channels=v_channels, debug=self.debug),
+            config=config,
         )
-        return out_BWHE.astype(q_BWHC.dtype), layer_kv
+        return out_BWHE[..., :v_channels].astype(q_BWHC.dtype), layer_kv

@@ -1,13 +1,42 @@
 """Writing keys and values into pages. Masked writes go to the null page: never to a clamped or dropped index."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from kernels_pallas.paged_attention import BACKENDS
 from mtp_jax.core.types import KVSpec, LayerKV
 
 NULL_PAGE = 0
+
+
+def stored_specs(specs: Sequence[KVSpec], backend: str) -> tuple[KVSpec, ...]:
+    """The specs with as many channels as the attention backend wants its pools to have; those added stay zero.
+
+    >>> stored_specs([KVSpec(num_kv_heads=1, k_channels=192, v_channels=None, axis=None)], "mosaic_tpu")[0].k_channels
+    256
+    """
+    multiple = BACKENDS[backend].channel_multiple
+
+    def stored(channels: int) -> int:
+        return -(-channels // multiple) * multiple
+
+    return tuple(
+        replace(
+            spec,
+            k_channels=stored(spec.k_channels),
+            v_channels=None if spec.v_channels is None else stored(spec.v_channels),
+        )
+        for spec in specs
+    )
+
+
+def widen(rows_BWGC: Float[Array, "B W G C"], num_channels: int) -> Float[Array, "B W G X"]:
+    """The rows with zero channels behind their own."""
+    missing = num_channels - rows_BWGC.shape[-1]
+    return jnp.pad(rows_BWGC, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else rows_BWGC
 
 
 def init_kv(

@@ -12,7 +12,7 @@ from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.types import DecodeState, KVSpec, LayerKV
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.bound import BoundModel
-from mtp_jax.ops.kv_cache import init_kv
+from mtp_jax.ops.kv_cache import init_kv, stored_specs
 from mtp_jax.ops.placement import AxisRules
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from mtp_jax.proposers.api import DraftProposer
@@ -47,8 +47,10 @@ def init_state(program: StepProgram, config: EngineConfig, dtype: jnp.dtype) -> 
         "num_shards": config.mesh.data,
     }
     return DecodeState(
-        kv=init_kv(program.family.kv_specs(), **pools),
-        draft_kv=init_kv(program.proposer.draft_kv_specs(program.family), **pools),
+        kv=init_kv(stored_specs(program.family.kv_specs(), program.attention_backend), **pools),
+        draft_kv=init_kv(
+            stored_specs(program.proposer.draft_kv_specs(program.family), program.attention_backend), **pools
+        ),
         committed_len=jnp.zeros((num_slots,), jnp.int32),
         pending_token=jnp.zeros((num_slots,), jnp.int32),
         finished=jnp.ones((num_slots,), bool),
