@@ -251,8 +251,8 @@ def measure(case: Case, lock: str) -> dict:
         arrays = (jnp.asarray(table), jnp.asarray(lengths))
         out = np.asarray(single(queries[0], *sets[0], *arrays, None).astype(jnp.float32))
         is_right, max_error, cosine = _check_slots(config, (queries[0], *sets[0]), *arrays, out)
-        seconds = _median_time(lambda: compiled(queries, sets, *arrays)) / _CALLS
-        kernels = _profile(lambda: compiled(queries, sets, *arrays))
+        seconds = median_time(lambda: compiled(queries, sets, *arrays)) / _CALLS
+        kernels = device_times(lambda: compiled(queries, sets, *arrays), _CALLS)
     device_us = sum(kernels.values()) if isinstance(kernels, dict) else None
     result = {
         "us": seconds * 1e6,
@@ -287,7 +287,8 @@ def _check_slots(config, arrays, table, lengths, out):
 _REPEATS = 20  # programs launched back to back: the wait for the last one is a hundredth of them
 
 
-def _median_time(call, groups: int = 5, warm: int = 2) -> float:
+def median_time(call, groups: int = 5, warm: int = 2) -> float:
+    """Seconds that a call of a compiled program takes, many of them in a row."""
     for _ in range(warm):
         jax.block_until_ready(call())
     times = []
@@ -300,8 +301,8 @@ def _median_time(call, groups: int = 5, warm: int = 2) -> float:
     return statistics.median(times)
 
 
-def _profile(call) -> dict | str:
-    """Microseconds a call by kernel, from the profiler; a sentence if it cannot say."""
+def device_times(call, num_calls: int) -> dict | str:
+    """Microseconds a kernel call by kernel, from the profiler; a sentence if it cannot say."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder):
@@ -316,7 +317,7 @@ def _profile(call) -> dict | str:
                         continue
                     for event in line.events:
                         totals[event.name[:40]] = totals.get(event.name[:40], 0.0) + event.duration_ns / 1e3
-        return {name: round(us / _CALLS, 2) for name, us in sorted(totals.items(), key=lambda kv: -kv[1])[:6]}
+        return {name: round(us / num_calls, 2) for name, us in sorted(totals.items(), key=lambda kv: -kv[1])[:6]}
     except Exception as error:
         return f"no profile: {type(error).__name__}: {str(error)[:100]}"
 
@@ -328,9 +329,9 @@ def measure_ceilings(lock: str) -> dict:
     product = jax.jit(lambda a, b: a @ b)
     with _Gpu(lock):
         x = _normal(jax.random.key(0), (elements // 4096, 4096), "float32")
-        copy_s = _median_time(lambda: copy(x))
+        copy_s = median_time(lambda: copy(x))
         a, b = (_normal(jax.random.key(i), (8192, 8192)) for i in (1, 2))
-        product_s = _median_time(lambda: product(a, b))
+        product_s = median_time(lambda: product(a, b))
     return {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
