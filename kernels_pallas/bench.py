@@ -35,13 +35,17 @@ def main(argv: list[str] | None = None) -> int:
 
         print(json.dumps(bench_run.run_case(Case.of(json.loads(args.case)), args.lock)), flush=True)
         return 0
-    cases = [*(() if args.times else CHECKS), *(() if args.checks else TIMES)]
-    if args.only:
-        cases = [case for case in cases if any(part in case.name for part in args.only)]
+    cases = selected(args.only, checks=not args.times, times=not args.checks)
     results = run_all(cases, args.jobs, args.budget)
     print_tables(results)
     print(json.dumps(results))
     return 0 if all("error" not in result for result in results) else 1
+
+
+def selected(only: list[str], *, checks: bool, times: bool) -> list[Case]:
+    """The checks, the timed cases or both; of them those whose name holds one of `only`, or all if it is empty."""
+    cases = [*(CHECKS if checks else ()), *(TIMES if times else ())]
+    return [case for case in cases if not only or any(part in case.name for part in only)]
 
 
 def run_all(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:

@@ -34,6 +34,7 @@ COMMANDS = {
         "write on from a prompt; --compare also times plain decoding",
     ),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
+    "bench attention": ("mtp_jax.cli.bench_attention", "the attention kernels of a Hopper GPU, checked and timed"),
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
     "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),
     "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
@@ -76,7 +77,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _top_parser() -> Parser:
-    listing = "\n".join(f"  {name:<14} {description}" for name, (_, description) in COMMANDS.items())
+    listing = "\n".join(f"  {name:<16} {description}" for name, (_, description) in COMMANDS.items())
     parser = Parser(
         prog="mtp-jax",
         usage="mtp-jax COMMAND [options]",
