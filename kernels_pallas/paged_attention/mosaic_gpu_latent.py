@@ -154,6 +154,7 @@ class _Scores:
 
     def attend_part(self, part: Part, carry):
         layout, scratch = self.layout, self.scratch
+        plgpu.commit_smem()  # no warp may still be scoring with the queries of the part before
         plgpu.copy_gmem_to_smem(
             self.gmem.q.at[item_rows(part.item, layout.tile_rows)],
             scratch["q_smem"].at[0, pl.ds(0, layout.tile_rows)],
@@ -179,6 +180,7 @@ class _Scores:
         return next_stage(layout, stage), _next(layout, handover)
 
     def accumulators(self) -> list:
+        """Accumulators of a block's scores; their sum is the scores."""
         return [plgpu.ACC((TILE, self.layout.block), jnp.float32)] * self.layout.score_chains
 
     def whole(self, acc_refs, stage: jax.Array):
@@ -194,6 +196,7 @@ class _Scores:
             self.add_product(acc_refs[turn % len(acc_refs)], stage, start, start + step)
 
     def add_product(self, acc_ref, stage: jax.Array, first: int, end: int) -> None:
+        """Starts one product: of queries in registers as far as they are held there, else from shared memory."""
         if first < self.num_held:
             middle = min(end, self.num_held)
             plgpu.wgmma(acc_ref, self.held[:, first:middle], self.keys(stage, first, middle))
@@ -209,6 +212,7 @@ class _Scores:
         return self.scratch["k_smem"].at[stage, :, pl.ds(first, end - first)].transpose((1, 0))
 
     def step(self, part: Part, block: jax.Array, carry, *, is_masked: bool):
+        """Hands a block over whose scores are there, while those of the next one are computed."""
         stage, handover, scores, top, total = carry
         stage = next_stage(self.layout, stage)
 
