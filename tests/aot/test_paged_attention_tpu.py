@@ -37,6 +37,20 @@ FULL_SIZE: Mapping[str, ArgSpec] = {
     "mla 128 heads, chunk of 256": replace(MLA_128, num_rows=256, committed_len=PROMPTS),
 }
 
+ONE_OF_EACH_KIND = ("gqa, 4 rows", "gqa, chunk of 256", "mla 16 heads, 4 rows, page 128", "mla 128 heads, 1 row")
+
+
+def on_every_generation() -> list[Any]:
+    """(name, generation); on others than v5e most of them are long."""
+    return [
+        pytest.param(
+            name, generation, marks=[] if generation == "v5e" or name in ONE_OF_EACH_KIND else pytest.mark.long
+        )
+        for name in FULL_SIZE
+        for generation in TOPOLOGIES
+    ]
+
+
 SMALL = replace(GQA, committed_len=(300, 5))
 LATENT = replace(MLA_16, committed_len=(300, 5))
 ODD: Mapping[str, ArgSpec] = {
@@ -81,8 +95,7 @@ def pool_bytes(spec: ArgSpec, num_pages: int) -> int:
     return spec.kv_bytes // spec.num_pages * num_pages
 
 
-@pytest.mark.parametrize("generation", TOPOLOGIES)
-@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize(("name", "generation"), on_every_generation())
 def test_full_size_without_a_copy_of_the_pool(name: str, generation: str) -> None:
     spec = FULL_SIZE[name]
     num_pages = (4 << 30) // pool_bytes(spec, 1)
@@ -111,7 +124,7 @@ def test_the_cost_estimate_reaches_the_compiler(name: str) -> None:
     assert cost["bytes accessed"] > pool_bytes(spec, pages)
 
 
-@pytest.mark.parametrize("generation", ["v5e", "tpu7x"])
+@pytest.mark.parametrize("generation", ["v5e", pytest.param("tpu7x", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_shapes_compile(name: str, generation: str) -> None:
     compiled(generation, ODD[name], num_pages=256)

@@ -78,8 +78,13 @@ def test_copies_and_races(spec: ArgSpec, run: Attention) -> None:
     check_tpu(spec, run=run)
 
 
-@pytest.mark.parametrize("num_rows", range(1, 9))
-@pytest.mark.parametrize("spec", [MLA, GQA], ids=["mla", "gqa"])
+@pytest.mark.parametrize(
+    ("spec", "num_rows"),
+    [
+        *[pytest.param(MLA, rows, marks=[pytest.mark.long] * (rows % 2), id=f"mla-{rows}") for rows in range(1, 9)],
+        *[pytest.param(GQA, rows, marks=[pytest.mark.long] * (1 - rows % 2), id=f"gqa-{rows}") for rows in range(1, 9)],
+    ],
+)
 def test_every_number_of_rows(spec: ArgSpec, num_rows: int) -> None:
     lengths = (0, 32 - num_rows, 31, -1) if num_rows % 2 else (1, 16 - num_rows, 32)
     check_tpu(replace(spec, num_rows=num_rows, committed_len=lengths))
@@ -235,12 +240,12 @@ def assert_near(actual: jax.Array, expected_BWHE: np.ndarray) -> None:
     ids=["mla", "mla 576", "gqa", "gqa 32/8"],
 )
 def test_bfloat16(spec: ArgSpec) -> None:
-    run = TPU if spec.is_latent else ARRAYS
-    check_tpu(spec, run=run)
     # That criterion is made for scores that are nearly alike: where one weight is large, rounding it to bf16 is seen.
     flat = replace(spec, scale=spec.scale / 10)
     inputs = make_inputs(flat, KEY)
-    assert_near(check_tpu(flat, inputs, run), attend(inputs, flat.config("mosaic_tpu")).out_BWHE)
+    assert_near(
+        check_tpu(flat, inputs, TPU if spec.is_latent else ARRAYS), attend(inputs, flat.config("mosaic_tpu")).out_BWHE
+    )
 
 
 # --- random cases
@@ -284,14 +289,14 @@ def check_random(seed: int) -> None:
     check_tpu(spec, make_inputs(spec, jax.random.key(seed)), run)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_cases(seed: int) -> None:
     check_random(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(6, 206))
-def test_200_random_cases(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3, 206))
+def test_many_random_cases(seed: int) -> None:
     check_random(seed)
 
 
