@@ -18,7 +18,7 @@ from mtp_jax.core.shapes import Shape, ShapeGrid, StepShape
 from mtp_jax.core.types import DecodeState, PackedOutputs
 from mtp_jax.engine.batch import BatchBuilder
 from mtp_jax.engine.decisions import LaunchDecision
-from mtp_jax.engine.readback import Launch, fastest_in_turns, start_copy, wait_until_done
+from mtp_jax.engine.readback import Launch, fastest_in_turns, seconds_of_chain, start_copy, wait_until_done
 from mtp_jax.models.api import Weights
 from mtp_jax.models.sharding import weight_specs
 from mtp_jax.ops.placement import Placement
@@ -83,6 +83,11 @@ class Launcher:
         fastest = fastest_in_turns([functools.partial(self._run_full, shape) for shape in shapes], rounds)
         self._reset_slots()
         return {(shape.slots, shape.draft_len): seconds for shape, seconds in zip(shapes, fastest, strict=True)}
+
+    def time_chain(self, shape: StepShape, num_steps: int) -> float:
+        """Seconds of one of `num_steps` steps launched without waiting in between, every slot of the bucket live."""
+        step = self._run_full(shape)
+        return seconds_of_chain([step] * num_steps) / num_steps
 
     def launch(self, decision: LaunchDecision, inputs: jax.Array) -> Launch:
         """Dispatches a step and starts the copy of its outputs to the host; returns at once."""

@@ -1,0 +1,135 @@
+"""A mesh against one device: equal tokens for requests near their limits, and what the vote costs a step.
+
+The step with the vote and the same step without it run in turns, each as a chain of launches that nobody waits for in
+between, as in the engine's loop.
+"""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mtp_jax.bench.tables import table
+from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.shapes import StepShape
+from mtp_jax.engine.batch import BatchBuilder
+from mtp_jax.engine.engine import Engine
+from mtp_jax.engine.launch import Launcher
+from mtp_jax.llm import LLM
+from mtp_jax.outputs import RequestOutput
+
+_CHAIN = 40
+_ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """Where a request's tokens part, and by how much one device's best token led the second there (log-probability).
+
+    A margin near the rounding of the arithmetic is a tie, which another order of additions may break either way.
+    """
+
+    request: int
+    position: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class VoteCost:
+    """Microseconds of one step, medians over rounds."""
+
+    shape: StepShape
+    with_vote_us: float
+    without_us: float
+
+    @property
+    def share(self) -> float:
+        """What the vote adds, as a part of the step without it."""
+        return self.with_vote_us / self.without_us - 1
+
+
+@dataclass(frozen=True)
+class MeshBench:
+    """Results of one mesh."""
+
+    mesh: Mapping[str, int]
+    num_requests: int
+    num_tokens: int
+    differences: Sequence[FirstDifference]
+    votes: Sequence[VoteCost]
+
+    def as_text(self) -> str:
+        """For people."""
+        lines = [
+            f"mesh {dict(self.mesh)}: {self.num_requests} requests, {self.num_tokens} tokens, "
+            f"{self.num_requests - len(self.differences)} requests equal to one device's"
+        ]
+        lines += [
+            f"  request {one.request} first differs at token {one.position}, where the best token led by "
+            f"{one.margin:.2e} in log-probability"
+            for one in self.differences
+        ]
+        if self.votes:
+            rows = [["step", "with the vote, us", "without, us", "the vote adds"]]
+            for vote in self.votes:
+                name = f"{vote.shape.slots} slots a shard, K={vote.shape.draft_len}"
+                rows.append([name, f"{vote.with_vote_us:.1f}", f"{vote.without_us:.1f}", f"{vote.share:+.2%}"])
+            lines.append(table(rows))
+        return "\n".join(lines)
+
+    def json_line(self, facts: Mapping[str, Any]) -> str:
+        """Every figure in one line."""
+        return json.dumps({"bench": "mesh", **facts, **dataclasses.asdict(self)})
+
+
+def near_limit_prompts(vocab_size: int, max_model_len: int, count: int, seed: int = 0) -> list[list[int]]:
+    """Random prompts that end 1 to 16 tokens before `max_model_len`, every eighth of them far from it."""
+    rng = np.random.default_rng(seed)
+    lengths = [
+        int(rng.integers(8, max_model_len // 2)) if i % 8 == 7 else max_model_len - 1 - int(rng.integers(0, 16))
+        for i in range(count)
+    ]
+    return [[int(token) for token in rng.integers(0, vocab_size, length)] for length in lengths]
+
+
+def serve(llm: LLM, prompts: Sequence[Sequence[int]], temperature: float) -> list[RequestOutput]:
+    """Every prompt to its limit, with the two likeliest tokens of each position."""
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=48, ignore_eos=True, logprobs=2)
+        for i in range(len(prompts))
+    ]
+    return llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+
+
+def first_differences(alone: Sequence[RequestOutput], on_mesh: Sequence[RequestOutput]) -> list[FirstDifference]:
+    """One for each request whose tokens are not those of one device."""
+    found: list[FirstDifference] = []
+    for index, (left, right) in enumerate(zip(alone, on_mesh, strict=True)):
+        tokens, others = left.outputs[0].token_ids, right.outputs[0].token_ids
+        position = next((i for i, pair in enumerate(zip(tokens, others, strict=True)) if pair[0] != pair[1]), None)
+        if position is not None:
+            listed = left.outputs[0].logprobs
+            assert listed is not None
+            best, second = sorted((entry.logprob for entry in listed[position].values()), reverse=True)[:2]
+            found.append(FirstDifference(index, position, best - second))
+    return found
+
+
+def vote_costs(engine: Engine, weights: Any, dtype: Any) -> list[VoteCost]:
+    """Of every decode shape, all slots live. Leaves the engine's device state unfit for requests."""
+    program = dataclasses.replace(engine.program, is_voting=False)
+    batch = BatchBuilder(engine.config, engine.placement, lookahead=program.proposer.lookahead)
+    silent = Launcher(program, weights, engine.config, engine.grid, batch, engine.placement, dtype)
+    silent.warm()
+    costs: list[VoteCost] = []
+    for shape in engine.grid.all_steps():
+        with_vote, without = [], []
+        for _ in range(_ROUNDS):
+            with_vote.append(engine.launcher.time_chain(shape, _CHAIN))
+            without.append(silent.time_chain(shape, _CHAIN))
+        costs.append(VoteCost(shape, 1e6 * statistics.median(with_vote), 1e6 * statistics.median(without)))
+    return costs
