@@ -280,5 +280,8 @@ def slot_prefix(tree: Any, num_slots: int) -> Any:
 
 
 def with_slot_prefix(tree: Any, prefix: Any) -> Any:
-    """`tree` with its leading slots replaced by `prefix`."""
-    return jax.tree.map(lambda full, part: full.at[: part.shape[0]].set(part), tree, prefix)
+    """`tree` with its leading slots replaced by `prefix`.
+
+    Not `full.at[:n].set`: jaxlib 0.11.2 crashes when it partitions one that replaces everything.
+    """
+    return jax.tree.map(lambda full, part: lax.dynamic_update_slice_in_dim(full, part, 0, axis=0), tree, prefix)
