@@ -8,6 +8,7 @@
     driving       runs requests by a plan of arrivals, preemptions and cancellations, checking after every step
     strategies    requests near their limits, draft-length schedules, acceptance masks, plans    (needs hypothesis)
     fake_device   the scheduler's loop on stamps instead of a model: no jax, any acceptance
+    fake_mesh     several processes of such, and their vote
     host_model    a state machine over it                                                       (needs hypothesis)
 
 A worked example: an engine of your own, and the bug in it

@@ -15,6 +15,7 @@ from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, St
 from mtp_jax.engine.group import Group
 from mtp_jax.engine.requests import Progress, Request
 from mtp_jax.engine.results import SlotResult, StepResult
+from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.engine.slots import Slot
 from mtp_jax.testing.checks import CheckFailed, check_pages, check_seats, check_trace
 from mtp_jax.testing.policies import ScriptedDraftLen
@@ -138,67 +139,27 @@ class FakeDevice:
         return slot.pages[entry], position % self._page_size
 
 
-class HostModel:
-    """`Engine.step` with a `FakeDevice`: the scheduler, its books and a readback queue of any depth."""
+class ShardModel:
+    """One data shard's books and a `FakeDevice`: launches run at once, results wait until they are read."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        self.group = Group(config, ShapeGrid.of(config), lambda: ScriptedDraftLen((0,)))
-        self.scheduler = self.group.shards[0]
-        self.device = FakeDevice(config)
-        self.requests: dict[str, Request] = {}
-        self.finished: dict[str, Progress] = {}
-        self._in_flight: deque[StepResult] = deque()
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.device = FakeDevice(scheduler.config)
+        self.in_flight: deque[StepResult | None] = deque()  # None: a launch in which the shard had no part
 
-    def submit(self, request: Request) -> None:
-        """Queues a `numbered_request`; it must fit the pool, as admission would check."""
-        self.requests[request.request_id] = request
-        self.scheduler.submit(request)
-
-    def cancel(self, request_id: str) -> None:
-        """Drops a request, wherever it is."""
-        if self.scheduler.cancel(request_id):
-            del self.requests[request_id]
-
-    def preempt(self, request_id: str) -> None:
-        """Takes a request off the device, if it is on it."""
-        slot = self.scheduler.slots.of_request(request_id)
-        if slot is not None:
-            self.scheduler.preempt(slot)
-
-    def step(self, draft_len: int, num_right: Sequence[int]) -> Decision | None:
-        """One turn of the loop: at most one launch, then the results that are due.
-
-        `draft_len` is what the policy says; `num_right[i % len(num_right)]` goes to the i-th slot of the launch.
-        """
-        self.scheduler.policy = ScriptedDraftLen((draft_len,))
-        launch = self.group.decide()
-        decision = None if launch is None else launch.shards[0]
-        if decision is not None:
-            self._launch(decision, num_right)
-        is_idle = decision is None
-        while len(self._in_flight) > self.config.readback_depth or (is_idle and self._in_flight):
-            self._reconcile(self._in_flight.popleft())
-            is_idle = False
-        return decision
-
-    def finish(self, max_steps: int = 10_000) -> None:
-        """Steps until nobody is left, every draft wrong; then reads what is in flight; all must be given back."""
-        while self.scheduler.has_work:
-            self.step(self.config.max_draft_len, (0,))
-            self.check()
-            max_steps -= 1
-            _require(max_steps > 0, "the requests do not come to an end")
-        while self._in_flight:
-            self._reconcile(self._in_flight.popleft())
-        self.check()
-        _require(not self.scheduler.pool.held, f"pages {sorted(self.scheduler.pool.held)} were never given back")
-        _require(set(self.finished) == set(self.requests), "a request was lost")
+    def launch(self, decision: Decision | None, num_right: Sequence[int]) -> None:
+        """Runs the shard's part of a launch. `num_right[i % len(num_right)]` drafts of its i-th slot are right."""
+        if decision is None:
+            self.in_flight.append(None)
+            return
+        if isinstance(decision, StepDecision):
+            self._check_decision(decision)
+            num_right = [num_right[i % len(num_right)] for i in range(len(decision.slots))]
+        self.in_flight.append(self.device.run(decision, list(self.scheduler.slots), num_right))
 
     def check(self) -> None:
         """The books, and the host's bounds against the device's true lengths."""
         check_pages(self.scheduler)
-        check_seats(self.group)
         for slot in self.scheduler.slots:
             in_flight = self._num_in_flight(slot)
             _require(
@@ -218,13 +179,6 @@ class HostModel:
                 f"slot {slot.index}: a launch in flight emitted nothing",
             )
 
-    def _launch(self, decision: Decision, num_right: Sequence[int]) -> None:
-        slots = list(self.scheduler.slots)
-        if isinstance(decision, StepDecision):
-            self._check_decision(decision)
-            num_right = [num_right[i % len(num_right)] for i in range(len(decision.slots))]
-        self._in_flight.append(self.device.run(decision, slots, num_right))
-
     def _check_decision(self, decision: StepDecision) -> None:
         _require(bool(decision.slots), "a launch for nobody")
         for decided in decision.slots:
@@ -242,24 +196,31 @@ class HostModel:
     def _num_in_flight(self, slot: Slot) -> int:
         return sum(
             (decided.slot, decided.admission) == (slot.index, slot.admission)
-            for result in self._in_flight
-            if isinstance(result.decision, StepDecision)
+            for result in self.in_flight
+            if result is not None and isinstance(result.decision, StepDecision)
             for decided in result.decision.slots
         )
 
-    def _reconcile(self, result: StepResult) -> None:
-        for progress in self.scheduler.reconcile(result):
-            _require(
-                progress.request_id in self.requests, f"request {progress.request_id} left, and was heard of again"
-            )
-            if progress.finish_reason is not None:
-                self.finished[progress.request_id] = progress
-                self._check_finished(progress, self.requests[progress.request_id])
+
+class Outcomes:
+    """What requests must bring, and what they brought."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.requests: dict[str, Request] = {}
+        self.finished: dict[str, Progress] = {}
+
+    def take(self, progress: Progress) -> None:
+        """Checks a request's progress, and all of it at its end."""
+        _require(progress.request_id in self.requests, f"request {progress.request_id} left, and was heard of again")
+        if progress.finish_reason is not None:
+            self.finished[progress.request_id] = progress
+            self._check_finished(progress, self.requests[progress.request_id])
 
     def _check_finished(self, progress: Progress, request: Request) -> None:
         state = progress.state
         _require(
-            (tuple(state.tokens), progress.finish_reason) == expected_end(request, self.config.max_model_len),
+            (tuple(state.tokens), progress.finish_reason) == expected_end(request, self._config.max_model_len),
             f"request {request.request_id} ended with {state.tokens}, {progress.finish_reason}",
         )
         check_trace(
@@ -268,8 +229,84 @@ class HostModel:
             prompt_len=len(request.prompt),
             limit=state.limit,
             stop_ids=request.stop_ids,
-            page_size=self.config.cache.page_size,
+            page_size=self._config.cache.page_size,
         )
+
+
+class HostModel:
+    """`Engine.step` with a `FakeDevice`: the scheduler, its books and a readback queue of any depth."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.group = Group(config, ShapeGrid.of(config), lambda: ScriptedDraftLen((0,)))
+        self.scheduler = self.group.shards[0]
+        self._shard = ShardModel(self.scheduler)
+        self.device = self._shard.device
+        self._outcomes = Outcomes(config)
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """Submitted and not cancelled, by id."""
+        return self._outcomes.requests
+
+    @property
+    def finished(self) -> dict[str, Progress]:
+        """How they ended, by id."""
+        return self._outcomes.finished
+
+    def submit(self, request: Request) -> None:
+        """Queues a `numbered_request`; it must fit the pool, as admission would check."""
+        self.requests[request.request_id] = request
+        self.group.submit(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drops a request, wherever it is."""
+        if self.group.cancel(request_id):
+            del self.requests[request_id]
+
+    def preempt(self, request_id: str) -> None:
+        """Takes a request off the device, if it is on it."""
+        self.group.preempt(request_id)
+
+    def step(self, draft_len: int, num_right: Sequence[int]) -> Decision | None:
+        """One turn of the loop: at most one launch, then the results that are due.
+
+        `draft_len` is what the policy says; `num_right[i % len(num_right)]` goes to the i-th slot of the launch.
+        """
+        self.scheduler.policy = ScriptedDraftLen((draft_len,))
+        launch = self.group.decide()
+        decision = None if launch is None else launch.shards[0]
+        if decision is not None:
+            self._shard.launch(decision, num_right)
+        is_idle = decision is None
+        in_flight = self._shard.in_flight
+        while len(in_flight) > self.config.readback_depth or (is_idle and in_flight):
+            self._reconcile(in_flight.popleft())
+            is_idle = False
+        return decision
+
+    def finish(self, max_steps: int = 10_000) -> None:
+        """Steps until nobody is left, every draft wrong; then reads what is in flight; all must be given back."""
+        while self.scheduler.has_work:
+            self.step(self.config.max_draft_len, (0,))
+            self.check()
+            max_steps -= 1
+            _require(max_steps > 0, "the requests do not come to an end")
+        while self._shard.in_flight:
+            self._reconcile(self._shard.in_flight.popleft())
+        self.check()
+        _require(not self.scheduler.pool.held, f"pages {sorted(self.scheduler.pool.held)} were never given back")
+        _require(set(self.finished) == set(self.requests), "a request was lost")
+
+    def check(self) -> None:
+        """The books, and the host's bounds against the device's true lengths."""
+        self._shard.check()
+        check_seats(self.group)
+
+    def _reconcile(self, result: StepResult | None) -> None:
+        assert result is not None
+        for progress in self.scheduler.reconcile(result):
+            self._outcomes.take(progress)
 
 
 def expected_end(request: Request, max_model_len: int) -> tuple[tuple[int, ...], FinishReason]:

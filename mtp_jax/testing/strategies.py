@@ -87,6 +87,19 @@ def draft_schedules(max_draft_len: int, *, max_size: int = 24) -> st.SearchStrat
     return wishes.map(lambda lengths: ScriptedDraftLen(tuple(lengths)))
 
 
+def wishes_per_shard(
+    num_shards: int, max_draft_len: int, *, max_size: int = 6
+) -> st.SearchStrategy[tuple[ScriptedDraftLen, ...]]:
+    """A schedule of its own for each data shard, so that their wishes part."""
+    return st.tuples(*[draft_schedules(max_draft_len, max_size=max_size)] * num_shards)
+
+
+@st.composite
+def shards_of_processes(draw: st.DrawFn, *, max_processes: int = 4, max_shards: int = 2) -> tuple[int, ...]:
+    """How many data shards each process of a mesh schedules."""
+    return tuple(draw(st.lists(st.integers(1, max_shards), min_size=1, max_size=max_processes)))
+
+
 def acceptance_masks(draft_len: int) -> st.SearchStrategy[tuple[bool, ...]]:
     """Which of `draft_len` drafts are right, prefix or not."""
     return st.lists(st.booleans(), min_size=draft_len, max_size=draft_len).map(tuple)

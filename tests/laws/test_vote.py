@@ -1,0 +1,201 @@
+"""The vote, on the host alone: every process launches the same programs, whatever work it has."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
+from mtp_jax.core.errors import EngineFailed
+from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
+from mtp_jax.engine.group import Group
+from mtp_jax.engine.vote import Wish, agree, shape_of
+from mtp_jax.policies.fixed import FixedDraftLen
+from mtp_jax.policies.schedule import ScheduledDraftLen
+from mtp_jax.testing.checks import CheckFailed
+from mtp_jax.testing.fake_device import expected_end, numbered_request
+from mtp_jax.testing.fake_mesh import MeshModel
+from mtp_jax.testing.policies import ScriptedDraftLen
+from mtp_jax.testing.strategies import shards_of_processes, wishes_per_shard
+
+
+def config_of(
+    data: int,
+    *,
+    depth: int = 1,
+    near_limit: str = "row_cap",
+    num_pages: int | None = None,
+    slots_per_shard: int = 2,
+    max_model_len: int = 24,
+    max_draft_len: int = 3,
+    chunk: int = 8,
+) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=data * slots_per_shard,
+        mesh=MeshConfig(data=data),
+        cache=CacheConfig(page_size=4, num_pages=num_pages),
+        speculative=SpeculativeConfig(num_speculative_tokens=max_draft_len, near_limit=near_limit),
+        prefill_chunk=chunk,
+        readback_depth=depth,
+    )
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> MeshModel:
+    shards_per_process = draw(shards_of_processes())
+    data = sum(shards_per_process)
+    pages = draw(st.sampled_from((None, 6 * data, 8 * data)))
+    config = config_of(
+        data,
+        depth=draw(st.integers(0, 2)),
+        near_limit=draw(st.sampled_from(("row_cap", "group_zero"))),
+        num_pages=pages,
+        chunk=draw(st.sampled_from((1, 4, 8, 64))),
+    )
+    return MeshModel(config, shards_per_process, draw(wishes_per_shard(data, 3)))
+
+
+@given(mesh=meshes(), data=st.data())
+def test_b21_all_processes_launch_the_same_programs(mesh: MeshModel, data: st.DataObject) -> None:
+    """Requests near their limits, unequal work, none, late work, preemptions: the model raises where shapes part."""
+    number = 0
+    for _ in range(data.draw(st.integers(1, 14))):
+        action = data.draw(st.sampled_from(("submit", "submit", "step", "step", "step", "preempt")))
+        process = data.draw(st.integers(0, len(mesh.processes) - 1))
+        if action == "submit":
+            request = numbered_request(
+                number,
+                prompt_len=data.draw(st.integers(1, 23)),
+                max_tokens=data.draw(st.integers(1, 12)),
+                stop_after=data.draw(st.none() | st.integers(0, 6)),
+            )
+            mesh.submit(process, request)
+            number += 1
+        elif action == "step":
+            mesh.step(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
+        elif number:
+            mesh.preempt(process, str(data.draw(st.integers(0, number - 1))))
+        mesh.check()
+    mesh.finish()
+    assert len(mesh.finished) == number
+
+
+def test_the_model_sees_a_process_that_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: the first process takes its own wishes for the agreement."""
+    mesh = MeshModel(config_of(2), (1, 1), [ScriptedDraftLen((3,)), ScriptedDraftLen((1,))])
+    for process in range(2):
+        mesh.submit(process, numbered_request(process, prompt_len=3, max_tokens=12))
+    first = mesh.processes[0].group
+    reconcile = first.reconcile
+    monkeypatch.setattr(
+        first,
+        "reconcile",
+        lambda result: reconcile(dataclasses.replace(result, agreed=result.launch.wishes[0])),
+    )
+    with pytest.raises(CheckFailed, match="different programs"):
+        mesh.finish()
+
+
+def draft_lens(mesh: MeshModel) -> list[int]:
+    return [shape.draft_len for shape in mesh.launched if isinstance(shape, StepShape)]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_b02_divergent_wishes_agree_on_the_smaller(depth: int) -> None:
+    config = config_of(2, depth=depth, max_draft_len=4, max_model_len=60)
+    mesh = MeshModel(config, (1, 1), [ScriptedDraftLen((4,)), ScriptedDraftLen((2,))])
+    for process in range(2):
+        mesh.submit(process, numbered_request(process, prompt_len=2, max_tokens=40))
+    for _ in range(10):
+        mesh.step((4,))
+    assert set(draft_lens(mesh)) == {2}
+    mesh.finish()
+
+
+def test_b02_one_row_near_its_limit_turns_the_group_to_zero() -> None:
+    """Under `group_zero` only; under `row_cap` that row alone drafts less."""
+    for near_limit, others in (("group_zero", {0}), ("row_cap", {3})):
+        config = config_of(2, near_limit=near_limit, max_model_len=64, max_draft_len=3, chunk=64)
+        mesh = MeshModel(config, (1, 1))
+        mesh.submit(0, numbered_request(0, prompt_len=60, max_tokens=9))  # L - 4: four tokens may not fit
+        mesh.submit(1, numbered_request(1, prompt_len=4, max_tokens=40))
+        while "0" not in mesh.finished:
+            mesh.step((0,))
+        near = mesh.finished["0"].state
+        assert set(near.metrics.draft_lens) == others, near_limit
+        far = mesh.processes[1].group.shards[0].slots.of_request("1")
+        assert far is not None
+        while "1" not in mesh.finished:
+            mesh.step((3,))
+        assert mesh.finished["1"].state.metrics.draft_lens[-1] == 3 or near_limit == "row_cap"
+        mesh.finish()
+        for number, prompt_len, max_tokens in ((0, 60, 9), (1, 4, 40)):
+            wanted = expected_end(numbered_request(number, prompt_len=prompt_len, max_tokens=max_tokens), 64)[0]
+            assert tuple(mesh.finished[str(number)].state.tokens) == wanted
+
+
+def test_b03_idle_shards_abstain_and_a_zero_counts() -> None:
+    schedule = ScheduledDraftLen(((4, 3), (8, 2)))
+    grid = ShapeGrid((8,), 3, (16,))
+
+    def shape(*wishes: Wish, policy: ScheduledDraftLen | FixedDraftLen | ScriptedDraftLen) -> object:
+        return shape_of(agree(wishes), grid, policy, after_prefill=False, step_number=0)
+
+    five = Wish(alive=True, num_slots=5, draft_len=3, useful_drafts=3, num_decoding=5)
+    idle = Wish()
+    assert shape(five, idle, policy=schedule) == StepShape(8, 2)
+    one = dataclasses.replace(five, num_slots=1, num_decoding=1)
+    assert shape(one, five, policy=schedule) == StepShape(8, 2)  # by the largest shard's batch
+    zero = dataclasses.replace(five, draft_len=0)
+    assert shape(zero, five, policy=FixedDraftLen()) == StepShape(8, 0)
+    assert shape(idle, idle, policy=FixedDraftLen()) is None
+    prefilling = Wish(alive=True, chunk=7)
+    assert shape(prefilling, five, policy=FixedDraftLen()) == PrefillShape(16)
+    assert shape(prefilling, idle, policy=FixedDraftLen()) == PrefillShape(16)
+
+
+def test_a_slot_at_its_end_takes_nobodys_drafts() -> None:
+    """Its own cap falls to zero; the others' K does not."""
+    mesh = MeshModel(config_of(2, max_model_len=60), (1, 1))
+    mesh.submit(0, numbered_request(0, prompt_len=4, max_tokens=40))
+    for number in range(1, 9):
+        mesh.submit(1, numbered_request(number, prompt_len=4, max_tokens=2))
+    while "0" not in mesh.finished:
+        mesh.step((0,))
+    lens = mesh.finished["0"].state.metrics.draft_lens
+    assert set(lens[:-4]) == {3}
+    mesh.finish()
+
+
+def test_several_shards_need_a_vote() -> None:
+    config = config_of(2)
+    with pytest.raises(Exception, match="must vote"):
+        Group(config, ShapeGrid.of(config), FixedDraftLen, num_shards=2)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_process_without_work_launches_until_nobody_is_alive(depth: int) -> None:
+    mesh = MeshModel(config_of(2, depth=depth), (1, 1))
+    mesh.submit(0, numbered_request(0, prompt_len=3, max_tokens=5))
+    mesh.finish()
+    assert not any(process.group.is_running for process in mesh.processes)
+    num_launches = len(mesh.launched)
+    mesh.finish()  # an empty start: the first steps, and the agreement that nobody is alive
+    assert len(mesh.launched) == num_launches + depth + 1
+
+
+@given(mesh=meshes(), num_steps=st.integers(0, 30), data=st.data())
+def test_when_a_process_is_gone_what_had_finished_is_whole(
+    mesh: MeshModel, num_steps: int, data: st.DataObject
+) -> None:
+    for number in range(6):
+        mesh.submit(number % len(mesh.processes), numbered_request(number, prompt_len=1 + number, max_tokens=6))
+    for _ in range(num_steps):
+        mesh.step((2, 0))
+    mesh.crash(data.draw(st.integers(0, len(mesh.processes) - 1)))
+    with pytest.raises(EngineFailed, match="gone"):
+        mesh.step()
+    for name, progress in mesh.finished.items():  # each was compared with its whole text when it ended
+        assert len(progress.state.tokens) == 6, name
