@@ -64,3 +64,18 @@ def test_half_of_the_greedy_drafts_stand() -> None:
 
 def test_coupled_drafts_stand_more_often_than_argmax_ones_when_sampling() -> None:
     assert acceptance("coupled", 1.0) > acceptance("greedy", 1.0) + 0.05
+
+
+def test_a_mesh_writes_what_one_device_writes() -> None:
+    """Two data shards of four devices each: heads, experts and vocabulary split, one vote a step."""
+    on_mesh = LLM(
+        "tiny-mtp",
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+        mesh={"data": 2, "model": 4},
+        max_model_len=112,
+        max_num_seqs=2,
+        prefill_chunk=16,
+    )
+    params = [SamplingParams(temperature=0.8, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(4)]
+    got = [output.outputs[0].token_ids for output in on_mesh.generate(list(PROMPTS), params, use_tqdm=False)]
+    assert got == [output.outputs[0].token_ids[:30] for output in outputs(None, 0.8)]

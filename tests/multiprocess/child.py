@@ -80,6 +80,44 @@ def die_in_the_middle(options: dict[str, Any]) -> None:
     serve_schedules({**options, "schedules": [0, 100_000]})
 
 
+def generate_together(options: dict[str, Any]) -> None:
+    """`LLM.generate` on every process: unequal lists, an empty one, twice."""
+    from mtp_jax import LLM, SamplingParams
+    from mtp_jax.testing.engines import without_optimizations
+    from mtp_jax.testing.oracle import plain_decode
+    from mtp_jax.testing.toy_family import ToyFamily
+    from tests.laws.support import request
+
+    family = ToyFamily(vocab_size=24)
+    weights = family.init_weights(jax.random.key(0), None)
+    llm = without_optimizations(
+        lambda: LLM.from_weights(
+            family,
+            weights,
+            mesh=dict(zip(("data", "model"), options["mesh"], strict=True)),
+            max_num_seqs=2,
+            max_model_len=32,
+            prefill_chunk=16,
+            speculative_config={"num_speculative_tokens": 1},
+        )
+    )
+    for turn, lengths in enumerate([(3, 0), (0, 0), (1, 4)]):
+        prompts = [[turn, i, 5] for i in range(lengths[options["process"]])]
+        seen: list[str] = []
+        outputs = llm.generate(
+            prompts,
+            SamplingParams(temperature=0, max_tokens=9),
+            use_tqdm=False,
+            on_output=lambda output, seen=seen: seen.append(output.request_id),  # type: ignore[misc]
+        )
+        for prompt, output in zip(prompts, outputs, strict=True):
+            one = request("0", prompt, temperature=0.0, max_tokens=9)
+            expected = plain_decode(family.plain_logits, one, max_model_len=32).tokens
+            assert tuple(output.outputs[0].token_ids) == expected
+        assert sorted(seen) == sorted(output.request_id for output in outputs)
+        print(f"{turn} right: {len(outputs)} outputs", flush=True)
+
+
 def near_limit_requests(own: random.Random, max_model_len: int) -> list[Any]:
     """None to five requests, most of them with a prompt that ends within a few tokens of the limit."""
     from tests.laws.support import request
@@ -120,6 +158,7 @@ CASES: dict[str, Callable[[dict[str, Any]], None]] = {
     "schedules": serve_schedules,
     "no reduction": serve_without_the_reduction,
     "other options": serve_with_other_options,
+    "generate": generate_together,
     "death": die_in_the_middle,
 }
 

@@ -88,6 +88,11 @@ def test_b21_two_processes_finish_near_limit_schedules(mesh: tuple[int, int]) ->
     assert_all_right(ended, 20)
 
 
+def test_generate_is_collective_and_each_process_gets_its_own() -> None:
+    ended = run_processes(2, local_devices=1, mesh=(2, 1), case="generate", schedules=(0, 0), limit_s=180)
+    assert_all_right(ended, 3)
+
+
 def test_b02_without_the_reduction_the_same_schedules_do_not_finish() -> None:
     ended = run_processes(2, local_devices=1, mesh=(2, 1), case="no reduction", schedules=(0, 40), limit_s=120)
     assert any(process.status != 0 for process in ended), "the fault went unnoticed"
