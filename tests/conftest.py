@@ -42,6 +42,8 @@ def _choose_devices(*, on_gpu: bool) -> None:
         return
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
+    # XLA's CPU collectives block a thread each; as many threads as devices can all wait for a device that has none.
+    os.environ.setdefault("NPROC", str(2 * NUM_CPU_DEVICES))
     os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # the TPU compiler is used without a TPU,
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # and by several workers at once

@@ -51,6 +51,7 @@ def started(num_processes: int, **options: Any) -> Iterator[list[tuple[subproces
         "XLA_FLAGS": f"--xla_cpu_collective_timeout_seconds={_COLLECTIVE_TIMEOUT_S}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(_ROOT),
+        "NPROC": "8",  # as in conftest
     }
     environment.pop("JAX_NUM_CPU_DEVICES", None)
     with socket.socket() as probe:
