@@ -81,6 +81,7 @@ class Engine:
         self.group = self._new_group(self.config, lambda: POLICIES[speculative.policy](speculative, self.step_costs))
         self._readback = Readback(self.config.readback_depth)
         self._refused: list[Progress] = []
+        self._unfinished: set[str] = set()
         self._failure: str | None = None
         _log.info("engine configuration: %s, method %s", self.config, method)
 
@@ -109,6 +110,7 @@ class Engine:
         again._readback = Readback(config.readback_depth)
         again._batch = self._new_batch()
         again._refused = []
+        again._unfinished = set()
         again._failure = None
         return again
 
@@ -125,7 +127,15 @@ class Engine:
         return self.group.has_work or bool(self._refused)
 
     def submit(self, request: Request) -> None:
-        """Queues a request; one that cannot be served comes back from the next `step` as rejected."""
+        """Queues a request; one that cannot be served comes back from the next `step` as rejected.
+
+        `ConfigError` for the id of a request that has not ended: their tokens could not be told apart.
+        """
+        if request.request_id in self._unfinished:
+            raise ConfigError(
+                f"request id {request.request_id!r} belongs to a request that has not ended; give each its own id."
+            )
+        self._unfinished.add(request.request_id)
         problem = problem_with(request, self.config, vocab_size=self.family.vocab_size)
         if problem is None:
             self.group.submit(request)
@@ -135,7 +145,10 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """Drops a request at once; False if it is not here."""
-        return self.group.cancel(request_id)
+        is_here = self.group.cancel(request_id)
+        if is_here:
+            self._unfinished.remove(request_id)
+        return is_here
 
     def start(self) -> None:
         """Takes part in the mesh's next steps even without a request; see `drain`. Nothing to do in one process."""
@@ -144,7 +157,9 @@ class Engine:
     def step(self) -> list[Progress]:
         """One turn of the loop: at most one launch, and the results that are due."""
         refused, self._refused = self._refused, []
-        return refused + self._turn()
+        progress = refused + self._turn()
+        self._unfinished.difference_update(one.request_id for one in progress if one.finish_reason is not None)
+        return progress
 
     def _turn(self) -> list[Progress]:
         if self._failure is not None:

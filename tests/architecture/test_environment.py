@@ -8,6 +8,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from mtp_jax.models.layers import rms_norm
+from mtp_jax.testing.engines import without_optimizations
 
 
 def test_tests_see_eight_cpu_devices(request: pytest.FixtureRequest) -> None:
@@ -41,3 +42,10 @@ def test_a_wrong_shape_is_an_error() -> None:
     assert rms_norm(jnp.ones((2, 4)), jnp.ones(4), 1e-6).shape == (2, 4)
     with pytest.raises(TypeCheckError):
         rms_norm(jnp.ones((2, 4)), jnp.ones(3), 1e-6)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_compiling_fast_leaves_the_option_as_it_was(before: bool) -> None:
+    jax.config.update("jax_disable_most_optimizations", before)
+    assert without_optimizations(lambda: jax.config.read("jax_disable_most_optimizations"))
+    assert jax.config.read("jax_disable_most_optimizations") is before

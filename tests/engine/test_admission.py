@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mtp_jax.core.config import FinishReason, SamplingParams
+from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.requests import Request
 from mtp_jax.testing.driving import run_plan
 from mtp_jax.testing.engines import restart
@@ -107,3 +108,31 @@ def test_an_ignored_end_of_text_does_not_end_a_request() -> None:
     assert run.finished["a"].state.tokens == plain[: plain.index(eos[0]) + 1]
     assert run.finished["b"].state.tokens == plain
     assert run.finished["b"].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("where", ["waiting", "seated", "refused"])
+def test_an_id_is_refused_until_its_request_has_ended(where: str) -> None:
+    engine = restart(THREE_SLOTS())
+    prompt = () if where == "refused" else (3, 1)
+    first = request("a", prompt, temperature=0.0, max_tokens=6)
+    engine.submit(first)
+    if where == "seated":
+        engine.step()
+    with pytest.raises(ConfigError, match="^request id 'a' belongs to a request that has not ended"):
+        engine.submit(request("a", (4, 1), temperature=0.0, max_tokens=2))
+    last = [progress for progress in engine.run() if progress.finish_reason is not None]
+    assert [progress.request_id for progress in last] == ["a"]
+    again = request("a", (4, 1), temperature=0.0, max_tokens=5)
+    assert_plain(engine, [again], run_plan(engine, [again]))
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_the_id_of_a_cancelled_request_is_free_at_once(num_steps: int) -> None:
+    engine = restart(THREE_SLOTS())
+    engine.submit(request("a", (3, 1), temperature=0.0, max_tokens=9))
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.cancel("a")
+    assert not engine.cancel("a")
+    again = request("a", (4, 1), temperature=0.0, max_tokens=5)
+    assert_plain(engine, [again], run_plan(engine, [again]))
