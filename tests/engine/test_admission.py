@@ -118,7 +118,7 @@ def test_an_id_is_refused_until_its_request_has_ended(where: str) -> None:
     engine.submit(first)
     if where == "seated":
         engine.step()
-    with pytest.raises(ConfigError, match="^request id 'a' belongs to a request that has not ended"):
+    with pytest.raises(ConfigError, match=r"^request id 'a' belongs to a request that has not ended"):
         engine.submit(request("a", (4, 1), temperature=0.0, max_tokens=2))
     last = [progress for progress in engine.run() if progress.finish_reason is not None]
     assert [progress.request_id for progress in last] == ["a"]
