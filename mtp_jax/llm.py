@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
+from mtp_jax.progress import compile_bar
 from mtp_jax.prompts import Prompt, checked_tokens, one_params, params_for, prompt_list
 from mtp_jax.text import Detokenizer, encode, load_tokenizer
 
@@ -29,6 +31,7 @@ class LLM:
 
     `model` is a bundled name ("tiny-mtp"), a folder in Hugging Face layout or an Orbax folder of ours.
     `speculative_config` None is plain decoding; a dict is taken as `SpeculativeConfig(**dict)`.
+    Starting takes a while; a bar shows it on a terminal, or `on_shape` is called as each program is compiled.
     Raises `ConfigError` (a `ValueError`) for anything that cannot be honoured.
 
     >>> llm = LLM("tiny-mtp", speculative_config={"method": "mtp"}, max_model_len=64)      # doctest: +SKIP
@@ -89,7 +92,8 @@ class LLM:
         check_option_names(options)
         config = engine_config(family, speculative_config, **options)
         check_memory(family, config, dtype)
-        self.engine = Engine(family, weights, config, dtype=dtype, on_shape=on_shape)
+        with nullcontext(on_shape) if on_shape is not None else compile_bar(family, config) as told:
+            self.engine = Engine(family, weights, config, dtype=dtype, on_shape=told)
         self._num_requests = 0
         self._sinks: dict[str, list[Progress]] = {}
 

@@ -1,7 +1,6 @@
 """From options to a model that is ready, with a progress bar while it compiles."""
 
 import os
-import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from mtp_jax.checkpoints import load_model
 from mtp_jax.cli.options import NO_METHOD
-from mtp_jax.core.config import EngineConfig, SamplingParams, SpeculativeConfig
+from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import Request
 from mtp_jax.llm import LLM
@@ -26,7 +23,7 @@ from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.sharding import check_mesh
 from mtp_jax.ops.placement import Placement
 from mtp_jax.options import engine_config, resolve_dtype
-from mtp_jax.proposers.registry import resolve_method
+from mtp_jax.progress import compile_bar
 from mtp_jax.text import load_tokenizer
 
 
@@ -83,12 +80,7 @@ def engine_options(
 def start(model: Model, speculative: SpeculativeConfig | None, settings: Mapping[str, Any], label: str) -> LLM:
     """An `LLM` with every program compiled; the bar goes to stderr, and only to a terminal."""
     config = engine_config(model.family, speculative, **settings)
-    with tqdm(total=num_programs(model.family, config), desc=label, unit="program", disable=None) as bar:
-
-        def on_shape(shape: StepShape | PrefillShape) -> None:
-            bar.set_postfix_str(_named(shape), refresh=False)
-            bar.update()
-
+    with compile_bar(model.family, config, label) as on_shape:
         return LLM.from_weights(
             model.family,
             model.weights,
@@ -135,18 +127,3 @@ def compile_cache_folder() -> Path:
 
 def _users_cache_folder() -> str | None:
     return jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def num_programs(family: ModelFamily, config: EngineConfig) -> int:
-    """How many programs an engine of this configuration compiles at start."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the engine gives the same warning
-        _, max_draft_len = resolve_method(config.speculative, family)
-    grid = ShapeGrid.of(config)
-    return len(grid.all_prefills()) + len(grid.slot_buckets) * (max_draft_len + 1)
-
-
-def _named(shape: StepShape | PrefillShape) -> str:
-    if isinstance(shape, StepShape):
-        return f"{shape.slots} slots, {shape.draft_len} drafts"
-    return f"{shape.chunk} prompt tokens"

@@ -12,9 +12,7 @@ import pytest
 import yaml
 
 from mtp_jax.cli import main
-from mtp_jax.cli.start import compile_cache_folder, num_programs, use_compile_cache
-from mtp_jax.options import engine_config
-from mtp_jax.testing.toy_family import ToyFamily
+from mtp_jax.cli.start import compile_cache_folder, use_compile_cache
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -106,14 +104,6 @@ def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
         warnings.simplefilter("default")
         assert main(["doctor"]) == 0
     assert capsys.readouterr().err == "mtp-jax: warning: drafting 2 tokens a step\n"
-
-
-def test_the_bar_expects_as_many_programs_as_the_engine_compiles() -> None:
-    """One MTP layer per draft position: a model with two of them drafts two tokens at most."""
-    family = ToyFamily(num_mtp_layers=2)
-    config = engine_config(family, {"num_speculative_tokens": 3}, max_model_len=64, max_num_seqs=8)
-    with warnings.catch_warnings(action="error"):
-        assert num_programs(family, config) == 2 + 2 * 3  # two prompt chunks; two slot buckets, 0 to 2 drafts
 
 
 def resolved(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
