@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mtp_jax.bench.recording import Acceptance, Recorded
 from mtp_jax.core.config import SamplingParams
@@ -12,17 +12,30 @@ from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.requests import Request, RequestState, TokenLogprob
 from mtp_jax.llm import LLM, derived_seed
 from mtp_jax.policies.api import DraftLenPolicy, StepStats
+from mtp_jax.policies.schedule import ScheduledDraftLen
 from mtp_jax.text import Detokenizer
 
 OnRun = Callable[[], object]
+_NO_DRAFTS = ScheduledDraftLen(((1, 0),))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts as token ids, all handed in at once, each with the same parameters."""
+    """Prompts as token ids, all handed in at once, each with the same parameters.
+
+    `max_tokens` gives every request a length of its own; without it `params.max_tokens` is everybody's.
+    `fills_first`: nothing is drafted until every request has its first token, so that whatever is compared from there
+    on starts alike.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
+    max_tokens: tuple[int, ...] | None = None
+    fills_first: bool = False
+
+    def params_of(self, index: int) -> SamplingParams:
+        """The parameters of the request with that index."""
+        return self.params if self.max_tokens is None else replace(self.params, max_tokens=self.max_tokens[index])
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,19 @@ class Variant:
 
     llm: LLM
     policy: DraftLenPolicy | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a run whose decode steps ran at one slots bucket, after every request had its first token."""
+
+    num_tokens: int  # emitted in it
+    seconds: float  # wall clock
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens emitted a second."""
+        return self.num_tokens / self.seconds
 
 
 @dataclass(frozen=True)
@@ -43,6 +69,12 @@ class Run:
     decode_s: float  # the part of it after every request had its first token
     steps: tuple[StepStats, ...]  # decode steps finished in that part
     mean_acceptance_length: float  # tokens a slot gained in a decode step
+    phases: Mapping[int, Phase] = field(default_factory=dict[int, Phase])  # by slots bucket
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens emitted after every request had its first one, over the time that took."""
+        return sum(phase.num_tokens for phase in self.phases.values()) / self.decode_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -81,6 +113,15 @@ class Timing:
         """Of all runs together."""
         return Acceptance.of(step for run in self.runs for step in run.steps)
 
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """The median run's."""
+        return statistics.median(run.decode_tokens_per_s for run in self.runs)
+
+    def phase_tokens_per_s(self, slots: int) -> float:
+        """The median run's speed in the phase of that slots bucket; `StatisticsError` where no run had it."""
+        return statistics.median(run.phases[slots].tokens_per_s for run in self.runs if slots in run.phases)
+
     def ratio_to(self, other: "Timing") -> float:
         """How many times faster than `other`, by the medians."""
         return self.tokens_per_s / other.tokens_per_s
@@ -111,9 +152,9 @@ def run_once(llm: LLM, workload: Workload, policy: DraftLenPolicy) -> tuple[Run,
     scheduler = llm.engine.scheduler
     own = scheduler.policy
     recorded = Recorded(policy)
-    scheduler.policy = recorded
+    scheduler.policy = _NO_DRAFTS if workload.fills_first else recorded
     try:
-        run = _serve(llm.engine, requests_of(llm, workload), recorded.steps)
+        run = _serve(llm.engine, requests_of(llm, workload), recorded)
         learnt = scheduler.policy
     finally:
         scheduler.policy = own
@@ -128,7 +169,7 @@ def requests_of(llm: LLM, workload: Workload) -> list[Request]:
         Request(
             request_id=str(index),
             prompt=prompt,
-            params=params,
+            params=workload.params_of(index),
             seed=params.seed if seeded else derived_seed(llm.engine.config.seed, index, 0),  # type: ignore[arg-type]
             eos_token_ids=llm.family.eos_token_ids,
             watcher=Detokenizer(llm.tokenizer, params.stop_strings) if llm.tokenizer is not None else None,
@@ -137,19 +178,31 @@ def requests_of(llm: LLM, workload: Workload) -> list[Request]:
     ]
 
 
-def _serve(engine: Engine, requests: Sequence[Request], steps: list[StepStats]) -> Run:
+def _serve(engine: Engine, requests: Sequence[Request], recorded: Recorded) -> Run:
+    steps = recorded.steps
     states: dict[str, RequestState] = {}
     num_prefill_steps: int | None = None
-    start = decode_start = time.perf_counter()
+    phases: dict[int, Phase] = {}
+    start = decode_start = turn_start = time.perf_counter()
     for request in requests:
         engine.submit(request)
     while engine.has_work:
+        num_tokens = 0
         for progress in engine.step():
             if progress.error is not None:
                 raise ConfigError(progress.error)
             states[progress.request_id] = progress.state
+            num_tokens += len(progress.new_tokens)
+        turn_end = time.perf_counter()
+        if num_prefill_steps is not None and steps:
+            slots = steps[-1].slot_bucket
+            before = phases.get(slots, Phase(0, 0.0))
+            phases[slots] = Phase(before.num_tokens + num_tokens, before.seconds + turn_end - turn_start)
+        turn_start = turn_end
         if num_prefill_steps is None and len(states) == len(requests):
-            decode_start, num_prefill_steps = time.perf_counter(), len(steps)
+            decode_start, num_prefill_steps = turn_end, len(steps)
+            if engine.scheduler.policy is _NO_DRAFTS:
+                engine.scheduler.policy = recorded
     end, num_steps = time.perf_counter(), len(steps)
     engine.drain()
     ordered = [states[request.request_id] for request in requests]
@@ -162,4 +215,5 @@ def _serve(engine: Engine, requests: Sequence[Request], steps: list[StepStats]) 
         decode_s=end - decode_start,
         steps=tuple(steps[num_prefill_steps:num_steps]),
         mean_acceptance_length=1 + num_accepted / num_slot_steps if num_slot_steps else 1.0,
+        phases=dict(sorted(phases.items(), reverse=True)),
     )

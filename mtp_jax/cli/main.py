@@ -36,6 +36,7 @@ COMMANDS = {
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
     "bench attention": ("mtp_jax.cli.bench_attention", "the attention kernels of a Hopper GPU, checked and timed"),
     "bench mesh": ("mtp_jax.cli.bench_mesh", "tokens of a mesh against one device's, and what the vote costs"),
+    "bench policy": ("mtp_jax.cli.bench_policy", "a batch that drains, under every fixed draft length and goodput"),
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
     "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),
     "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
