@@ -7,11 +7,15 @@ from mtp_jax.bench.mesh import MeshBench, first_differences, near_limit_prompts,
 from mtp_jax.cli.options import Parser, add_compile_cache, add_model, add_speculation
 from mtp_jax.cli.start import load, speculative_config, start, use_compile_cache
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.outputs import RequestOutput
 
 
 def add_options(parser: Parser) -> None:
     """Declares the command's options."""
-    parser.add_argument("--requests", type=int, default=64, metavar="N", help="requests near their limits")
+    parser.add_argument(
+        "--requests", type=int, default=64, metavar="N", help="requests near their limits; 0: compare no tokens"
+    )
+    parser.add_argument("--no-vote-cost", action="store_true", help="compare tokens only")
     parser.add_argument("--slots", type=int, default=16, metavar="B", help="slots of the whole mesh")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     add_speculation(parser, policies=())
@@ -23,8 +27,8 @@ def run(options: Namespace) -> None:
     """A table to stdout, one JSON line last."""
     if not options.mesh:
         raise ConfigError("bench mesh needs --mesh, such as --mesh data=2.")
-    if options.requests < 1:
-        raise ConfigError(f"--requests is {options.requests}; it must be at least 1.")
+    if options.requests < 0:
+        raise ConfigError(f"--requests is {options.requests}; it must be at least 0.")
     use_compile_cache(options.compile_cache)
     model = load(options)
     speculative = speculative_config(options, policy="fixed")
@@ -35,13 +39,16 @@ def run(options: Namespace) -> None:
         "block_size": options.block_size,
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
-        "prefill_chunk": 128,
+        "prefill_chunk": 64,
     }
     prompts = near_limit_prompts(model.family.vocab_size, max_model_len, options.requests)
-    alone = serve(start(model, speculative, settings, "compiling for one device"), prompts, options.temperature)
+    alone: list[RequestOutput] = []
+    if prompts:
+        alone = serve(start(model, speculative, settings, "compiling for one device"), prompts, options.temperature)
     llm = start(model, speculative, {**settings, "mesh": options.mesh}, "compiling for the mesh")
     on_mesh = serve(llm, prompts, options.temperature)
-    votes = vote_costs(llm.engine, model.weights, llm.dtype) if llm.engine.program.is_voting else []
+    wants_votes = llm.engine.program.is_voting and not options.no_vote_cost
+    votes = vote_costs(llm.engine, model.weights, llm.dtype) if wants_votes else []
     bench = MeshBench(
         mesh=options.mesh,
         num_requests=len(prompts),
