@@ -1,10 +1,18 @@
-"""Draft length by what it earns: expected tokens per second, from measured step costs and observed acceptance.
+"""Draft length by what it earns: expected tokens per second, from step costs and observed acceptance.
 
 With conditional acceptance a_j at draft position j, a step with K drafts emits 1 + a_1 + a_1 a_2 + ... tokens of a slot
-(accepted prefix plus the bonus token), so its goodput is that sum over the measured cost of the (slots, K) program.
-Acceptance is smoothed by an exponential window and starts from an optimistic prior, so that drafting is tried first.
-A new length must beat the current one by `hysteresis`; after `probe_every` steps at a shorter length one step is run at
-Kmax, so that positions nobody drafted lately are measured again.
+(accepted prefix plus the bonus token), so its goodput is that sum over the cost of the (slots, K) program. Acceptance
+is smoothed by an exponential window and starts from an optimistic prior, so that drafting is tried first. A new length
+must beat the current one by `hysteresis`.
+
+Every `probe_every` steps of the group one step drafts further than would earn most, so that positions nobody drafted
+lately are measured again: the length that would earn most if all of them were accepted. If even that would not beat the
+length in use, there is nothing to learn and no probe is made.
+
+A step's cost is what it took at warm-up times a ratio learnt in use: the smoothed time of that shape over its warm-up
+cost, or that of all shapes together where the shape did not run lately. A time above 3 times the present estimate is
+left out, and so is one below a third of it: a host that was stopped, or a reader that paused, makes one step seem long
+and the next one short. A step that lastingly takes more than 3 times its estimate is therefore never believed.
 """
 
 from collections.abc import Mapping
@@ -13,17 +21,33 @@ from dataclasses import dataclass, field, replace
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.policies.api import PolicyView, StepStats
 
+_ShapeKey = tuple[int, int]
+_IMPLAUSIBLE = 3.0
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How one shape's time in use compares with its warm-up cost."""
+
+    ratio: float
+    last_update: int  # number of the update that it comes from
+
 
 @dataclass(frozen=True)
 class Goodput:
-    """`cost_s[(slots, K)]` is the measured time of a step; `rates` the smoothed conditional acceptance by position."""
+    """`cost_s[(slots, K)]` is a step's time at warm-up; `rates` the smoothed conditional acceptance by position."""
 
-    cost_s: Mapping[tuple[int, int], float]
+    cost_s: Mapping[_ShapeKey, float]
     rates: tuple[float, ...]
     hysteresis: float = 0.02
     probe_every: int = 64
     memory: float = 0.95  # weight of the past per observed slot-step
+    cost_memory: float = 0.9  # weight of the past per observed step time
+    lately: int = 256  # updates after which a shape's own ratio no longer counts
     current: Mapping[int, int] = field(default_factory=dict[int, int])  # slot bucket -> length in use
+    drifts: Mapping[_ShapeKey, Drift] = field(default_factory=dict[_ShapeKey, Drift])
+    overall_ratio: float = 1.0  # of all shapes together
+    num_updates: int = 0
 
     @property
     def is_voted(self) -> bool:
@@ -31,8 +55,8 @@ class Goodput:
 
     def choose(self, view: PolicyView) -> int:
         best = self.best_len(view.slot_bucket, view.max_draft_len)
-        is_probe = best < view.max_draft_len and view.step_number % self.probe_every == self.probe_every - 1
-        return view.max_draft_len if is_probe else best
+        is_probe = view.step_number % self.probe_every == self.probe_every - 1
+        return self._probe_len(view.slot_bucket, best, view.max_draft_len) if is_probe else best
 
     def best_len(self, slot_bucket: int, max_draft_len: int) -> int:
         """The length with the highest goodput; the one in use unless another beats it by `hysteresis`."""
@@ -44,18 +68,43 @@ class Goodput:
         gain = self.goodput(slot_bucket, best) / self.goodput(slot_bucket, in_use)
         return best if gain > 1 + self.hysteresis else in_use
 
+    def _probe_len(self, slot_bucket: int, best: int, max_draft_len: int) -> int:
+        """The length that earns most if all drafts beyond `best` are accepted; `best` where even that is no gain."""
+        hopeful = replace(self, rates=self.rates[:best] + (1.0,) * (len(self.rates) - best))
+        longer = max(range(best, max_draft_len + 1), key=lambda k: hopeful.goodput(slot_bucket, k))
+        gain = hopeful.goodput(slot_bucket, longer) / self.goodput(slot_bucket, best)
+        return longer if gain > 1 + self.hysteresis else best
+
     def goodput(self, slot_bucket: int, draft_len: int) -> float:
         """Expected tokens per slot and second of a step with `draft_len` drafts."""
-        cost = self.cost_s.get((slot_bucket, draft_len))
-        if cost is None:
-            raise InvariantError(f"no step cost was measured for {slot_bucket} slots and draft length {draft_len}")
         expected, reach = 1.0, 1.0
         for rate in self.rates[:draft_len]:
             reach *= rate
             expected += reach
-        return expected / cost
+        return expected / self.cost(slot_bucket, draft_len)
+
+    def cost(self, slot_bucket: int, draft_len: int) -> float:
+        """Seconds of a step, by warm-up and use. `InvariantError` for a shape that was not measured at warm-up.
+
+        >>> policy = Goodput({(1, 0): 0.5}, (), cost_memory=0.0).update(StepStats(1, 0, (), (), elapsed_s=0.75))
+        >>> policy.cost(1, 0)
+        0.75
+        """
+        at_warm_up = self.cost_s.get((slot_bucket, draft_len))
+        if at_warm_up is None:
+            raise InvariantError(f"no step cost was measured for {slot_bucket} slots and draft length {draft_len}")
+        drift = self.drifts.get((slot_bucket, draft_len))
+        is_fresh = drift is not None and self.num_updates - drift.last_update < self.lately
+        return at_warm_up * (drift.ratio if drift is not None and is_fresh else self.overall_ratio)
 
     def update(self, stats: StepStats) -> "Goodput":
+        updated = replace(self, num_updates=self.num_updates + 1, rates=self._updated_rates(stats))
+        if stats.elapsed_s is not None:
+            updated = updated._with_time(stats.slot_bucket, stats.draft_len, stats.elapsed_s)
+        in_use = updated.best_len(stats.slot_bucket, len(self.rates))
+        return replace(updated, current={**self.current, stats.slot_bucket: in_use})
+
+    def _updated_rates(self, stats: StepStats) -> tuple[float, ...]:
         rates = list(self.rates)
         reached = stats.drafted[0] if stats.drafted else 0
         for position, accepted in enumerate(stats.accepted):
@@ -64,6 +113,17 @@ class Goodput:
                 keep = self.memory**trials
                 rates[position] = keep * rates[position] + (1 - keep) * min(accepted / trials, 1.0)
             reached = accepted
-        updated = replace(self, rates=tuple(rates))
-        in_use = updated.best_len(stats.slot_bucket, len(rates))
-        return replace(updated, current={**self.current, stats.slot_bucket: in_use})
+        return tuple(rates)
+
+    def _with_time(self, slot_bucket: int, draft_len: int, elapsed_s: float) -> "Goodput":
+        estimate = self.cost(slot_bucket, draft_len)
+        if not estimate / _IMPLAUSIBLE <= elapsed_s <= estimate * _IMPLAUSIBLE:
+            return self
+        at_warm_up = self.cost_s[slot_bucket, draft_len]
+        keep, observed = self.cost_memory, elapsed_s / at_warm_up
+        drift = Drift(keep * estimate / at_warm_up + (1 - keep) * observed, self.num_updates)
+        return replace(
+            self,
+            drifts={**self.drifts, (slot_bucket, draft_len): drift},
+            overall_ratio=keep * self.overall_ratio + (1 - keep) * observed,
+        )
