@@ -1,6 +1,7 @@
 """`LLM`: text in and out, stop strings wherever a step ends, and bad requests that fail alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -115,6 +116,18 @@ def test_a_bad_request_fails_alone_and_is_told_why(llm: LLM, prompt: Any, params
 def test_a_call_that_is_no_list_of_requests_is_refused(llm: LLM, prompts: Any, params: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_without_a_seed_a_request_draws_by_its_place_in_the_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[list[int]]:
+        outs = llm.generate([[3, 1, 4]] * 2, SamplingParams(max_tokens=12), use_tqdm=False)
+        return [out.outputs[0].token_ids for out in outs]
+
+    first, second = drawn()
+    assert first != second
+    assert drawn() == [first, second]
+    monkeypatch.setattr(llm.engine, "config", replace(llm.engine.config, seed=1))
+    assert not {*map(tuple, drawn())} & {tuple(first), tuple(second)}
 
 
 def test_numpy_integers_are_token_ids(llm: LLM) -> None:
