@@ -1,10 +1,12 @@
 """The model that ships, on the CPU: drafts change nothing, and coupled drafts agree more often than argmax ones."""
 
+import json
 from functools import cache
 
 import pytest
 
 from mtp_jax import LLM, SamplingParams
+from mtp_jax.checkpoints.folders import find_model
 from mtp_jax.outputs import RequestOutput
 
 pytestmark = [
@@ -56,6 +58,15 @@ def test_drafting_writes_what_plain_decoding_writes(draft_sampling: str, tempera
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert [one.text for one in drafted] == [one.text for one in plain]
     assert all(len(one.token_ids) == NUM_TOKENS for one in plain)
+
+
+def test_it_is_small_and_divides_over_eight_devices() -> None:
+    folder = find_model("tiny-mtp")
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 12_000_000
+    config = json.loads((folder / "config.json").read_text())
+    divided = ("num_attention_heads", "n_routed_experts", "intermediate_size", "moe_intermediate_size", "vocab_size")
+    assert [config[name] % 8 for name in divided] == [0] * len(divided)
+    assert (config["kv_lora_rank"], config["qk_rope_head_dim"]) == (128, 64)
 
 
 def test_half_of_the_greedy_drafts_stand() -> None:
