@@ -54,7 +54,12 @@ def run(options: Namespace) -> None:
     _check_usage(options)
     use_compile_cache(options.compile_cache)
     params = replace(sampling_params(options), logprobs=options.logprobs)
-    speculative = speculative_config(options, policy=options.policy)
+    gate = {
+        name: value
+        for name in ("disable_below_acceptance", "acceptance_window")
+        if (value := getattr(options, name)) is not None
+    }
+    speculative = speculative_config(options, policy=options.policy, **gate)
     model = load(options)
     prompt = _tokens_of(options.prompt, model)
     settings = engine_options(

@@ -87,6 +87,13 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
             help="goodput: the engine chooses each step's draft length by measured step times and acceptance; "
             "fixed: always K (default: %(default)s)",
         )
+        add(
+            "--disable-below-acceptance",
+            type=float,
+            metavar="SHARE",
+            help="draft nothing, bar probes, while less than this share of first drafts is kept (default: never)",
+        )
+        add("--acceptance-window", type=int, metavar="N", help="first drafts that share is taken over (default: 256)")
     add(
         "--draft-sampling",
         default=DRAFT_SAMPLINGS[0],

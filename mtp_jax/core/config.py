@@ -11,6 +11,7 @@ from mtp_jax.core.errors import ConfigError
 
 NEAR_LIMIT_RULES = ("row_cap", "group_zero")
 DRAFT_SAMPLINGS = ("coupled", "greedy")
+_ACCEPTANCE_WINDOW = 256
 MAX_DRAFT_LEN = 7
 """Verification handles up to 8 rows a slot: attention kernels are written for W = 1..8."""
 FLOAT32_RANGE = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
@@ -141,12 +142,16 @@ class SpeculativeConfig:
 
     `num_speculative_tokens` is Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
+    Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
+    policy, until probes find them kept again; None never does.
     """
 
     method: str | None = "mtp"
     num_speculative_tokens: int = _Unasked(3)
     policy: str = "fixed"
     draft_len_schedule: Mapping[int, int] | None = None
+    disable_below_acceptance: float | None = None
+    acceptance_window: int = _Unasked(_ACCEPTANCE_WINDOW)
     near_limit: str = "row_cap"
     acceptance: str = "match"
     draft_sampling: str = "coupled"
@@ -163,6 +168,7 @@ class SpeculativeConfig:
             self._check_plain()
         is_plain = self.method is None
         object.__setattr__(self, "num_speculative_tokens", 0 if is_plain else int(self.num_speculative_tokens))
+        self._check_gate()
         if (self.draft_len_schedule is not None) != (self.policy == "schedule"):
             raise ConfigError('draft_len_schedule goes with policy="schedule", and that policy needs it.')
         if self.draft_len_schedule is not None:
@@ -182,6 +188,19 @@ class SpeculativeConfig:
                 raise ConfigError(
                     f"{each.name} is {value!r}, and method=None is plain decoding, which does not draft; leave it out."
                 )
+
+    def _check_gate(self) -> None:
+        threshold = self.disable_below_acceptance
+        _require_int("acceptance_window", self.acceptance_window, 1, None)
+        if threshold is not None and not (_is_real(threshold) and 0 < threshold <= 1):
+            raise ConfigError(
+                f"disable_below_acceptance is {threshold!r}; it must be None or a number above 0 and at most 1."
+            )
+        if threshold is None and self.acceptance_window != _ACCEPTANCE_WINDOW:
+            raise ConfigError(
+                f"acceptance_window is {self.acceptance_window}, and nothing looks at it without "
+                "disable_below_acceptance; set that too."
+            )
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:
         if not schedule:

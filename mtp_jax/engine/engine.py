@@ -24,7 +24,7 @@ from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.sharding import check_mesh
 from mtp_jax.ops.placement import Placement
 from mtp_jax.policies.api import DraftLenPolicy
-from mtp_jax.policies.registry import NEEDS_STEP_COSTS, POLICIES
+from mtp_jax.policies.registry import NEEDS_STEP_COSTS, policy_of
 from mtp_jax.proposers.registry import PROPOSERS, resolve_method
 from mtp_jax.step.program import StepProgram
 
@@ -78,7 +78,7 @@ class Engine:
         self.launcher.warm(on_shape)
         needs_costs = speculative.policy in NEEDS_STEP_COSTS
         self.step_costs = self.launcher.measure_step_costs() if needs_costs else {}
-        self.group = self._new_group(self.config, lambda: POLICIES[speculative.policy](speculative, self.step_costs))
+        self.group = self._new_group(self.config, lambda: policy_of(speculative, self.step_costs))
         self._readback = Readback(self.config.readback_depth)
         self._refused: list[Progress] = []
         self._unfinished: set[str] = set()

@@ -4,3 +4,4 @@ from mtp_jax.policies.api import DraftLenPolicy as DraftLenPolicy
 from mtp_jax.policies.api import PolicyView as PolicyView
 from mtp_jax.policies.api import StepStats as StepStats
 from mtp_jax.policies.registry import POLICIES as POLICIES
+from mtp_jax.policies.registry import policy_of as policy_of

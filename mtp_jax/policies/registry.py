@@ -1,4 +1,4 @@
-"""The policies by name: one line each."""
+"""The policies by name, one line each, and a configuration's policy with its acceptance gate."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,6 +6,7 @@ from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.variants import Variants
 from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.fixed import FixedDraftLen
+from mtp_jax.policies.gate import AcceptanceGate
 from mtp_jax.policies.goodput import Goodput
 from mtp_jax.policies.schedule import ScheduledDraftLen
 
@@ -21,3 +22,14 @@ POLICIES: Variants[str, Callable[[SpeculativeConfig, StepCosts], DraftLenPolicy]
     },
 )
 NEEDS_STEP_COSTS = frozenset({"goodput"})
+
+
+def policy_of(spec: SpeculativeConfig, costs: StepCosts) -> DraftLenPolicy:
+    """The policy that a configuration names, behind a gate where it sets `disable_below_acceptance`.
+
+    `costs`: seconds of a step by (slots, draft length); empty unless the policy is in `NEEDS_STEP_COSTS`.
+    """
+    policy = POLICIES[spec.policy](spec, costs)
+    if spec.disable_below_acceptance is None:
+        return policy
+    return AcceptanceGate(policy, spec.disable_below_acceptance, spec.acceptance_window)

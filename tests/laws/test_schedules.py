@@ -12,6 +12,8 @@ from mtp_jax.engine.decisions import LaunchDecision, StepDecision
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.readback import Launch
 from mtp_jax.engine.requests import Progress, Request
+from mtp_jax.policies.fixed import FixedDraftLen
+from mtp_jax.policies.gate import AcceptanceGate
 from mtp_jax.testing.driving import run_plan
 from mtp_jax.testing.engines import restart
 from mtp_jax.testing.policies import ScriptedDraftLen
@@ -129,6 +131,24 @@ def test_b09_budget_and_truth_agree(schedule: ScriptedDraftLen, depth: int) -> N
     if depth == 0:
         # With nothing in flight the bound is the truth: the cap is exact, so every draft of it is a real one.
         assert all(len(record.drafts) == record.draft_cap for record in records)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_b16_the_gate_closes_and_opens_again_and_compiles_nothing(depth: int) -> None:
+    """One refused of the last two first drafts closes the gate, every third step probes; the toy errs now and then."""
+    engine = THREE_SLOTS()
+    traces = engine.launcher.num_traces
+    gate = AcceptanceGate(FixedDraftLen(), disable_below=0.9, window=2, probe_every=3)
+    one = request("a", (3, 1, 4), temperature=0.0, max_tokens=40)
+    running = restart(engine, policy=gate, readback_depth=depth)
+    run = run_plan(running, [one])
+    assert_plain(running, [one], run)
+    lengths = run.finished["a"].state.metrics.draft_lens
+    closed = lengths.index(0)
+    probed = lengths.index(1, closed)
+    assert set(lengths[:closed]) <= {KMAX, 1}
+    assert KMAX in lengths[probed:]
+    assert engine.launcher.num_traces == traces
 
 
 def test_b16_speculation_off_and_on_again_compiles_nothing() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import InvariantError
+from mtp_jax.policies import registry
 from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats
 from mtp_jax.policies.goodput import Goodput
 from mtp_jax.policies.registry import NEEDS_STEP_COSTS, POLICIES
@@ -17,10 +18,19 @@ BUCKETS = (1, 8)
 COSTS = {(slots, k): 1.0 + 0.25 * k for slots in BUCKETS for k in range(KMAX + 1)}
 
 
+GATED = [f"gated {name}" for name in POLICIES]
+
+
 def policy_of(name: str) -> DraftLenPolicy:
-    schedule = {2: KMAX, 8: 1} if name == "schedule" else None
-    spec = SpeculativeConfig(num_speculative_tokens=KMAX, policy=name, draft_len_schedule=schedule)
-    return POLICIES[name](spec, COSTS)
+    """By name; "gated ..." is the same policy behind an acceptance gate."""
+    policy = name.removeprefix("gated ")
+    spec = SpeculativeConfig(
+        num_speculative_tokens=KMAX,
+        policy=policy,
+        draft_len_schedule={2: KMAX, 8: 1} if policy == "schedule" else None,
+        **({"disable_below_acceptance": 0.3, "acceptance_window": 8} if name in GATED else {}),
+    )
+    return registry.policy_of(spec, COSTS)
 
 
 def view(number: int, num_decoding: int = 1, max_draft_len: int = KMAX) -> PolicyView:
@@ -42,7 +52,7 @@ def stats(draw: st.DrawFn) -> StepStats:
     return StepStats(bucket, draft_len, drafted, tuple(accepted))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, *GATED])
 @given(history=st.lists(stats(), max_size=30), num_decoding=st.integers(1, 8))
 def test_lengths_stay_in_range_and_follow_from_the_history_alone(
     name: str, history: list[StepStats], num_decoding: int
@@ -58,7 +68,7 @@ def test_lengths_stay_in_range_and_follow_from_the_history_alone(
         left, right = updated, right.update(step)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, *GATED])
 def test_drafting_comes_back_after_good_news(name: str) -> None:
     """Two hundred steps of refused drafts, then drafts are right again whenever the policy makes some."""
     policy = policy_of(name)
