@@ -2,8 +2,9 @@
 
 With conditional acceptance a_j at draft position j, a step with K drafts emits 1 + a_1 + a_1 a_2 + ... tokens of a slot
 (accepted prefix plus the bonus token), so its goodput is that sum over the cost of the (slots, K) program. Acceptance
-is smoothed by an exponential window and starts from an optimistic prior, so that drafting is tried first. A new length
-must beat the current one by `hysteresis`.
+is smoothed by an exponential window and starts from an optimistic prior, so that drafting is tried first; a position
+that no step ever reached is taken to be as good as the last one that was. A new length must beat the current one by
+`hysteresis`.
 
 Every `probe_every` steps of the group one step drafts further than would earn most, so that positions nobody drafted
 lately are measured again: the length that would earn most if all of them were accepted. If even that would not beat the
@@ -48,6 +49,7 @@ class Goodput:
     drifts: Mapping[_ShapeKey, Drift] = field(default_factory=dict[_ShapeKey, Drift])
     overall_ratio: float = 1.0  # of all shapes together
     num_updates: int = 0
+    num_observed: int = 0  # draft positions that were ever reached
 
     @property
     def is_voted(self) -> bool:
@@ -98,22 +100,25 @@ class Goodput:
         return at_warm_up * (drift.ratio if drift is not None and is_fresh else self.overall_ratio)
 
     def update(self, stats: StepStats) -> "Goodput":
-        updated = replace(self, num_updates=self.num_updates + 1, rates=self._updated_rates(stats))
+        updated = replace(self._with_outcome(stats), num_updates=self.num_updates + 1)
         if stats.elapsed_s is not None:
             updated = updated._with_time(stats.slot_bucket, stats.draft_len, stats.elapsed_s)
         in_use = updated.best_len(stats.slot_bucket, len(self.rates))
         return replace(updated, current={**self.current, stats.slot_bucket: in_use})
 
-    def _updated_rates(self, stats: StepStats) -> tuple[float, ...]:
-        rates = list(self.rates)
+    def _with_outcome(self, stats: StepStats) -> "Goodput":
+        rates, num_observed = list(self.rates), self.num_observed
         reached = stats.drafted[0] if stats.drafted else 0
         for position, accepted in enumerate(stats.accepted):
             trials = min(reached, stats.drafted[position])
             if trials > 0:
                 keep = self.memory**trials
                 rates[position] = keep * rates[position] + (1 - keep) * min(accepted / trials, 1.0)
+                num_observed = max(num_observed, position + 1)
             reached = accepted
-        return tuple(rates)
+        if num_observed > 0:
+            rates[num_observed:] = [rates[num_observed - 1]] * (len(rates) - num_observed)
+        return replace(self, rates=tuple(rates), num_observed=num_observed)
 
     def _with_time(self, slot_bucket: int, draft_len: int, elapsed_s: float) -> "Goodput":
         estimate = self.cost(slot_bucket, draft_len)

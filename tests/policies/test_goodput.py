@@ -24,3 +24,15 @@ def test_bug_b68_goodput_does_not_flutter_between_equals() -> None:
             gain = policy.goodput(1, policy.current[1]) / policy.goodput(1, before[1])
             assert gain > 1 + policy.hysteresis
     assert num_changes < 12
+
+
+def test_a_position_never_reached_is_as_good_as_the_one_before() -> None:
+    """One draft is made and kept again and again; nobody tried a second one, and it is not held to the prior."""
+    policy = Goodput({(1, k): 1.0 + k for k in range(4)}, (0.5, 0.5, 0.5))
+    for _ in range(100):
+        policy = policy.update(StepStats(1, 1, (1,), (1,)))
+    assert policy.rates[1] == policy.rates[2] == policy.rates[0] == pytest.approx(1.0, abs=0.01)
+    for _ in range(100):
+        policy = policy.update(StepStats(1, 2, (1, 1), (1, 0)))
+    assert policy.rates[0] == pytest.approx(1.0, abs=0.01)
+    assert policy.rates[1] == policy.rates[2] == pytest.approx(0.0, abs=0.01)
