@@ -11,9 +11,10 @@ lately are measured again: the length that would earn most if all of them were a
 length in use, there is nothing to learn and no probe is made.
 
 A step's cost is what it took at warm-up times a ratio learnt in use: the smoothed time of that shape over its warm-up
-cost, or that of all shapes together where the shape did not run lately. A time above 3 times the present estimate is
-left out, and so is one below a third of it: a host that was stopped, or a reader that paused, makes one step seem long
-and the next one short. A step that lastingly takes more than 3 times its estimate is therefore never believed.
+cost; where the shape did not run lately, that of the last shape with as many slots, or of all together. A time above 3
+times the present estimate is left out, and so is one below a third of it: a host that was stopped, or a reader that
+paused, makes one step seem long and the next one short. A step that lastingly takes more than 3 times its estimate is
+therefore never believed.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class Drift:
 
     ratio: float
     last_update: int  # number of the update that it comes from
+    num_seen: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class Goodput:
     hysteresis: float = 0.02
     probe_every: int = 64
     memory: float = 0.95  # weight of the past per observed slot-step
-    cost_memory: float = 0.9  # weight of the past per observed step time
+    cost_memory: float = 0.9  # weight of the past per observed step time; of the first few the mean is taken
     lately: int = 256  # updates after which a shape's own ratio no longer counts
     current: Mapping[int, int] = field(default_factory=dict[int, int])  # slot bucket -> length in use
     drifts: Mapping[_ShapeKey, Drift] = field(default_factory=dict[_ShapeKey, Drift])
-    overall_ratio: float = 1.0  # of all shapes together
+    overall: Drift = Drift(1.0, 0, num_seen=0)  # of all shapes together
     num_updates: int = 0
     num_observed: int = 0  # draft positions that were ever reached
 
@@ -95,9 +97,19 @@ class Goodput:
         at_warm_up = self.cost_s.get((slot_bucket, draft_len))
         if at_warm_up is None:
             raise InvariantError(f"no step cost was measured for {slot_bucket} slots and draft length {draft_len}")
+        return at_warm_up * self._drift(slot_bucket, draft_len).ratio
+
+    def _drift(self, slot_bucket: int, draft_len: int) -> Drift:
+        """The shape's own; where it did not run lately that of the last one with as many slots, else of all."""
+        own = self._fresh_drift(slot_bucket, draft_len)
+        if own is not None:
+            return own
+        others = [self._fresh_drift(*shape) for shape in self.drifts if shape[0] == slot_bucket]
+        return max((drift for drift in others if drift), key=lambda drift: drift.last_update, default=self.overall)
+
+    def _fresh_drift(self, slot_bucket: int, draft_len: int) -> Drift | None:
         drift = self.drifts.get((slot_bucket, draft_len))
-        is_fresh = drift is not None and self.num_updates - drift.last_update < self.lately
-        return at_warm_up * (drift.ratio if drift is not None and is_fresh else self.overall_ratio)
+        return drift if drift is not None and self.num_updates - drift.last_update < self.lately else None
 
     def update(self, stats: StepStats) -> "Goodput":
         updated = replace(self._with_outcome(stats), num_updates=self.num_updates + 1)
@@ -124,11 +136,15 @@ class Goodput:
         estimate = self.cost(slot_bucket, draft_len)
         if not estimate / _IMPLAUSIBLE <= elapsed_s <= estimate * _IMPLAUSIBLE:
             return self
-        at_warm_up = self.cost_s[slot_bucket, draft_len]
-        keep, observed = self.cost_memory, elapsed_s / at_warm_up
-        drift = Drift(keep * estimate / at_warm_up + (1 - keep) * observed, self.num_updates)
+        observed = elapsed_s / self.cost_s[slot_bucket, draft_len]
+        drift = self._fresh_drift(slot_bucket, draft_len) or Drift(1.0, 0, num_seen=0)
         return replace(
             self,
-            drifts={**self.drifts, (slot_bucket, draft_len): drift},
-            overall_ratio=keep * self.overall_ratio + (1 - keep) * observed,
+            drifts={**self.drifts, (slot_bucket, draft_len): self._moved(drift, observed)},
+            overall=self._moved(self.overall, observed),
         )
+
+    def _moved(self, drift: Drift, observed: float) -> Drift:
+        """Exponentially smoothed, but the plain mean at first: started at 1, a shape seen rarely would look cheap."""
+        keep = min(self.cost_memory, drift.num_seen / (drift.num_seen + 1))
+        return Drift(keep * drift.ratio + (1 - keep) * observed, self.num_updates, drift.num_seen + 1)

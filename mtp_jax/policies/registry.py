@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.variants import Variants
 from mtp_jax.policies.api import DraftLenPolicy
+from mtp_jax.policies.costs import never_dearer
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.policies.gate import AcceptanceGate
 from mtp_jax.policies.goodput import Goodput
@@ -18,7 +19,7 @@ POLICIES: Variants[str, Callable[[SpeculativeConfig, StepCosts], DraftLenPolicy]
     {
         "fixed": lambda spec, costs: FixedDraftLen(),
         "schedule": lambda spec, costs: ScheduledDraftLen(tuple(sorted((spec.draft_len_schedule or {}).items()))),
-        "goodput": lambda spec, costs: Goodput(costs, (_PRIOR_ACCEPTANCE,) * spec.num_speculative_tokens),
+        "goodput": lambda spec, costs: Goodput(never_dearer(costs), (_PRIOR_ACCEPTANCE,) * spec.num_speculative_tokens),
     },
 )
 NEEDS_STEP_COSTS = frozenset({"goodput"})

@@ -27,7 +27,10 @@ def test_a_shapes_own_time_counts_and_speaks_for_shapes_not_run() -> None:
     policy = after(policy, *[timed(8, 1, 3.0)] * 200)
     assert policy.cost(8, 1) == pytest.approx(3.0)
     assert policy.cost(1, 0) == pytest.approx(1.5)  # its own time, 200 steps ago
-    assert policy.cost(8, 0) == pytest.approx(2.0)  # never run: as all shapes together
+    assert policy.cost(8, 0) == pytest.approx(2.0)  # never run: as the last shape with eight slots
+    slower = after(policy, *[timed(8, 1, 6.0)] * 200)
+    assert slower.cost(8, 0) == pytest.approx(2 * 2.0)
+    assert slower.cost(1, 1) == pytest.approx(1.5 * 1.5)
 
 
 def test_a_shape_that_did_not_run_lately_follows_the_others_again() -> None:
@@ -36,8 +39,12 @@ def test_a_shape_that_did_not_run_lately_follows_the_others_again() -> None:
     assert after(policy, timed(8, 1, 3.0)).cost(1, 0) == pytest.approx(1.0)
 
 
-def test_one_observation_moves_the_cost_by_a_tenth() -> None:
-    assert after(Goodput(COSTS, (0.5,)), timed(1, 1, 3.0)).cost(1, 1) == pytest.approx(0.9 * 1.5 + 0.1 * 3.0)
+def test_the_first_observations_are_averaged_and_later_ones_count_a_tenth() -> None:
+    policy = after(Goodput(COSTS, (0.5,)), timed(1, 1, 3.0))
+    assert policy.cost(1, 1) == pytest.approx(3.0)
+    assert after(policy, timed(1, 1, 2.0)).cost(1, 1) == pytest.approx(2.5)
+    policy = after(policy, *[timed(1, 1, 3.0)] * 20)
+    assert after(policy, timed(1, 1, 2.0)).cost(1, 1) == pytest.approx(0.9 * 3.0 + 0.1 * 2.0)
 
 
 @pytest.mark.parametrize("elapsed_s", [None, 3.01, 1000.0, 0.33, 0.0])
