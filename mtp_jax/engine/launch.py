@@ -79,7 +79,8 @@ class Launcher:
         """Seconds of one step by (slots, draft length), every slot of the bucket live, on the null page.
 
         Of a chain of steps that nobody waits for in between, as the loop launches them: one step alone would count the
-        way to the device and back too, which weighs most on the short steps. To be called after `warm` and before the first request: it leaves lengths behind that a prefill overwrites.
+        way to the device and back too, which weighs most on the short steps. To be called after `warm` and before the
+        first request: it leaves lengths behind that a prefill overwrites.
         """
         shapes = self._grid.all_steps()
         fastest = fastest_in_turns([functools.partial(self._chain_full, shape) for shape in shapes], rounds)

@@ -40,8 +40,8 @@ class AxisRules:
     def spec(self, *logical: str | None) -> PartitionSpec:
         """Of an array whose dimensions are these. `ConfigError` if two of them claim one mesh axis.
 
-        >>> AxisRules(Parallel(data="data", model="model")).spec("experts", None)
-        PartitionSpec(('data', 'model'), None)
+        >>> tuple(AxisRules(Parallel(data="data", model="model")).spec("experts", None))
+        (('data', 'model'), None)
         """
         axes = [self.mesh_axes(name) for name in logical]
         claimed = [axis for names in axes for axis in names]

@@ -51,7 +51,7 @@ def compile_for(generation: str, function: Callable[..., Any], *arguments: Any, 
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
     """Programs for chips that are not here can be kept, but not read back."""
-    is_enabled = jax.config.jax_enable_compilation_cache
+    is_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # whether there is a cache is asked once
     try:

@@ -69,7 +69,7 @@ def serve_without_the_reduction(options: dict[str, Any]) -> None:
 
 def serve_with_other_options(options: dict[str, Any]) -> None:
     """The processes disagree about the number of slots."""
-    engine_of(options, max_num_seqs=4 * (1 + options["process"]))
+    engine_of(options, slots_per_shard=2 * (1 + options["process"]))
 
 
 def die_in_the_middle(options: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def near_limit_requests(own: random.Random, max_model_len: int) -> list[Any]:
     return requests
 
 
-def engine_of(options: dict[str, Any], *, max_num_seqs: int = 4) -> Any:
+def engine_of(options: dict[str, Any], *, slots_per_shard: int = 1) -> Any:
     from mtp_jax.testing.engines import toy_engine
     from mtp_jax.testing.toy_family import ToyFamily
 
@@ -148,7 +148,7 @@ def engine_of(options: dict[str, Any], *, max_num_seqs: int = 4) -> Any:
         data=data,
         model=model,
         max_draft_len=3,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=data * options.get("slots_per_shard", slots_per_shard),
         max_model_len=32,
         page_size=4,
     )

@@ -33,10 +33,9 @@ class Ended:
     errors: str
 
 
-def run_processes(
-    num_processes: int, *, local_devices: int, mesh: Sequence[int], case: str, schedules: Sequence[int], limit_s: float
-) -> list[Ended]:
-    with started(num_processes, local_devices=local_devices, mesh=mesh, case=case, schedules=schedules) as processes:
+def run_processes(num_processes: int, *, limit_s: float, **options: Any) -> list[Ended]:
+    """The processes, ended or killed after `limit_s`; `options` are those of `tests.multiprocess.child`."""
+    with started(num_processes, **options) as processes:
         deadline = time.monotonic() + limit_s
         for process, _, _ in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,6 +122,12 @@ def test_when_a_process_dies_the_others_stop() -> None:
 )
 def test_five_hundred_near_limit_schedules(num_processes: int, local_devices: int, mesh: tuple[int, int]) -> None:
     ended = run_processes(
-        num_processes, local_devices=local_devices, mesh=mesh, case="schedules", schedules=(0, 500), limit_s=1800
+        num_processes,
+        local_devices=local_devices,
+        mesh=mesh,
+        case="schedules",
+        schedules=(0, 500),
+        slots_per_shard=2,
+        limit_s=1800,
     )
     assert_all_right(ended, 500)

@@ -30,7 +30,7 @@ def test_a_shapes_own_time_counts_and_speaks_for_shapes_not_run() -> None:
     assert policy.cost(8, 0) == pytest.approx(2.0)  # never run: as the last shape with eight slots
     slower = after(policy, *[timed(8, 1, 6.0)] * 200)
     assert slower.cost(8, 0) == pytest.approx(2 * 2.0)
-    assert slower.cost(1, 1) == pytest.approx(1.5 * 1.5)
+    assert slower.cost(1, 1) == pytest.approx(2 * 1.5)  # nobody with one slot lately: as all together
 
 
 def test_a_shape_that_did_not_run_lately_follows_the_others_again() -> None:
