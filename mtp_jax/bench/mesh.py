@@ -7,13 +7,12 @@ between, as in the engine's loop.
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mtp_jax.bench.tables import table
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.shapes import StepShape
 from mtp_jax.engine.batch import BatchBuilder
@@ -51,6 +50,13 @@ class VoteCost:
         """What the vote adds, as a part of the step without it."""
         return self.with_vote_us / self.without_us - 1
 
+    def as_text(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.shape.slots} slots a shard, K={self.shape.draft_len}: {self.with_vote_us:.1f} us with the vote, "
+            f"{self.without_us:.1f} without ({self.share:+.2%})"
+        )
+
 
 @dataclass(frozen=True)
 class MeshBench:
@@ -73,12 +79,6 @@ class MeshBench:
             f"{one.margin:.2e} in log-probability"
             for one in self.differences
         ]
-        if self.votes:
-            rows = [["step", "with the vote, us", "without, us", "the vote adds"]]
-            for vote in self.votes:
-                name = f"{vote.shape.slots} slots a shard, K={vote.shape.draft_len}"
-                rows.append([name, f"{vote.with_vote_us:.1f}", f"{vote.without_us:.1f}", f"{vote.share:+.2%}"])
-            lines.append(table(rows))
         return "\n".join(lines)
 
     def json_line(self, facts: Mapping[str, Any]) -> str:
@@ -119,17 +119,18 @@ def first_differences(alone: Sequence[RequestOutput], on_mesh: Sequence[RequestO
     return found
 
 
-def vote_costs(engine: Engine, weights: Any, dtype: Any) -> list[VoteCost]:
-    """Of every decode shape, all slots live. Leaves the engine's device state unfit for requests."""
+def vote_costs(engine: Engine, weights: Any, dtype: Any, *, num_rounds: int = _ROUNDS) -> Iterator[VoteCost]:
+    """Of every decode shape, all slots live, each as soon as it is known; the largest first.
+
+    Leaves the engine's device state unfit for requests.
+    """
     program = dataclasses.replace(engine.program, is_voting=False)
     batch = BatchBuilder(engine.config, engine.placement, lookahead=program.proposer.lookahead)
     silent = Launcher(program, weights, engine.config, engine.grid, batch, engine.placement, dtype)
-    silent.warm()
-    costs: list[VoteCost] = []
-    for shape in engine.grid.all_steps():
+    for shape in reversed(engine.grid.all_steps()):
+        silent.warm(shapes=[shape])
         with_vote, without = [], []
-        for _ in range(_ROUNDS):
+        for _ in range(num_rounds):
             with_vote.append(engine.launcher.time_chain(shape, _CHAIN))
             without.append(silent.time_chain(shape, _CHAIN))
-        costs.append(VoteCost(shape, 1e6 * statistics.median(with_vote), 1e6 * statistics.median(without)))
-    return costs
+        yield VoteCost(shape, 1e6 * statistics.median(with_vote), 1e6 * statistics.median(without))

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from mtp_jax.bench.environment import chip, versions
-from mtp_jax.bench.mesh import MeshBench, first_differences, near_limit_prompts, serve, vote_costs
+from mtp_jax.bench.mesh import MeshBench, VoteCost, first_differences, near_limit_prompts, serve, vote_costs
 from mtp_jax.cli.options import Parser, add_compile_cache, add_model, add_speculation
 from mtp_jax.cli.start import load, speculative_config, start, use_compile_cache
 from mtp_jax.core.errors import ConfigError
@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """A table to stdout, one JSON line last."""
+    """Lines to stdout, one of JSON last."""
     if not options.mesh:
         raise ConfigError("bench mesh needs --mesh, such as --mesh data=2.")
     if options.requests < 0:
@@ -47,15 +47,6 @@ def run(options: Namespace) -> None:
         alone = serve(start(model, speculative, settings, "compiling for one device"), prompts, options.temperature)
     llm = start(model, speculative, {**settings, "mesh": options.mesh}, "compiling for the mesh")
     on_mesh = serve(llm, prompts, options.temperature)
-    wants_votes = llm.engine.program.is_voting and not options.no_vote_cost
-    votes = vote_costs(llm.engine, model.weights, llm.dtype) if wants_votes else []
-    bench = MeshBench(
-        mesh=options.mesh,
-        num_requests=len(prompts),
-        num_tokens=sum(len(output.outputs[0].token_ids) for output in on_mesh),
-        differences=first_differences(alone, on_mesh),
-        votes=votes,
-    )
     facts = {
         "model": str(options.model),
         "dtype": str(llm.dtype),
@@ -65,5 +56,17 @@ def run(options: Namespace) -> None:
         "versions": versions(),
     }
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
+    votes: list[VoteCost] = []
+    if llm.engine.program.is_voting and not options.no_vote_cost:
+        for vote in vote_costs(llm.engine, model.weights, llm.dtype):
+            print(vote.as_text(), flush=True)
+            votes.append(vote)
+    bench = MeshBench(
+        mesh=options.mesh,
+        num_requests=len(prompts),
+        num_tokens=sum(len(output.outputs[0].token_ids) for output in on_mesh),
+        differences=first_differences(alone, on_mesh),
+        votes=votes,
+    )
     print(bench.as_text(), end="\n\n")
     print(bench.json_line(facts))

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -57,12 +57,12 @@ class Launcher:
         self._state: DecodeState = placement.build(lambda: init_state(program, config, dtype), self._state_specs)
         self._steps: dict[Shape, Callable[..., tuple[DecodeState, PackedOutputs]]] = {}
 
-    def warm(self, on_shape: OnShape | None = None) -> None:
-        """Compiles every shape of the grid, several at a time, and runs each once with no live slot.
+    def warm(self, on_shape: OnShape | None = None, *, shapes: Sequence[Shape] | None = None) -> None:
+        """Compiles every shape of the grid, or `shapes` of it, several at a time; runs each once with no live slot.
 
         Compiled programs are called as they are, so a launch can never compile: arguments that do not fit are an error.
         """
-        shapes = (*self._grid.all_prefills(), *self._grid.all_steps())
+        shapes = (*self._grid.all_prefills(), *self._grid.all_steps()) if shapes is None else shapes
         start = time.perf_counter()
         with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as threads:
             # Tracing holds the interpreter, compiling does not: the next shape is traced while others compile.

@@ -76,7 +76,7 @@ def outputs_of(dtype: str, backend: str, speculative_config: dict[str, str] | No
         max_num_seqs=4,
         prefill_chunk=64,
     )
-    params = SamplingParams(max_tokens=96, ignore_eos=True, logprobs=2)
+    params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True, logprobs=2)
     return [output.outputs[0] for output in llm.generate(list(PROMPTS), params, use_tqdm=False)]
 
 
