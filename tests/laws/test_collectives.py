@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mtp_jax.core.config import MeshConfig
 from mtp_jax.core.layout import VoteColumn
 from mtp_jax.core.shapes import PrefillShape, Shape, StepShape
 from mtp_jax.engine.batch import BatchBuilder
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.launch import Launcher
-from mtp_jax.testing.engines import toy_engine
-from mtp_jax.testing.toy_family import ToyFamily
+from mtp_jax.ops.placement import Placement
+from tests.laws.support import THREE_SLOTS
 from tests.laws.test_meshes import engine_on
 
 SHAPES = [*(StepShape(1, draft_len) for draft_len in range(4)), PrefillShape(16)]
@@ -49,10 +50,11 @@ def test_b04_the_vote_is_one_small_reduction_a_step(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_b04_alone_nothing_is_exchanged(shape: Shape) -> None:
-    engine = toy_engine(ToyFamily(vocab_size=24), max_num_seqs=2, max_model_len=32)
+    engine = THREE_SLOTS()
     assert not engine.program.is_voting
     assert not collectives(engine.launcher.lower(shape).as_text())
 
 
 def test_b04_one_process_with_one_data_shard_does_not_vote() -> None:
-    assert not engine_on(1, 8).program.is_voting
+    assert not Placement.of(MeshConfig(model=8)).is_voting
+    assert Placement.of(MeshConfig(data=2)).is_voting
