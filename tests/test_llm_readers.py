@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mtp_jax import LLM, SamplingParams
-from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.errors import ConfigError, EngineFailed
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.requests import StepRecord
 from mtp_jax.options import engine_config
+from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.testing.toy_family import ToyFamily
 
 FAMILY = ToyFamily(vocab_size=8)
@@ -153,3 +154,25 @@ def test_all_of_a_small_vocabulary_can_be_listed(llm: LLM) -> None:
 def test_options_of_odd_types_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         engine_config(FAMILY, options.pop("speculative_config", None), **options)
+
+
+def test_a_step_that_fails_on_the_device_keeps_what_had_finished(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short request ends first; then a launch fails. The engine says so from then on, and does not hang."""
+    launch, done = llm.engine.launcher.launch, []
+
+    def failing(decision: Any, inputs: Any) -> Any:
+        if done:
+            raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone\nand more")
+        return launch(decision, inputs)
+
+    monkeypatch.setattr(llm.engine.launcher, "launch", failing)
+    params = [SamplingParams(temperature=0, max_tokens=2), PARAMS]
+    try:
+        with pytest.raises(EngineFailed, match="the device is gone") as failure:
+            llm.generate([[1, 2], [4, 5]], params, use_tqdm=False, on_output=done.append)
+        assert failure.value.outputs == done
+        assert [output.outputs[0].token_ids for output in done] == [plain([1, 2], 2)]
+        with pytest.raises(EngineFailed, match="the device is gone"):
+            llm.generate([[1, 2]], PARAMS, use_tqdm=False)
+    finally:
+        llm.engine = llm.engine.restarted(llm.engine.config, FixedDraftLen)

@@ -8,12 +8,16 @@ columns: stop ids, the page table, and where the mesh votes on its steps the sha
 from enum import IntEnum, auto
 
 
-class Column(IntEnum):
-    """Per-slot columns of a launch."""
+class _FromZero(IntEnum):
+    """Members number themselves from 0, in the order in which they are written."""
 
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
         return count
+
+
+class Column(_FromZero):
+    """Per-slot columns of a launch."""
 
     LIVE = auto()
     DRAFT_CAP = auto()
@@ -26,12 +30,8 @@ class Column(IntEnum):
     NUM_LOGPROBS = auto()
 
 
-class PrefillColumn(IntEnum):
+class PrefillColumn(_FromZero):
     """Columns in front of the per-slot ones in a prefill launch; after all of them: the chunk's tokens."""
-
-    @staticmethod
-    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
-        return count
 
     SLOT = auto()
     START = auto()
@@ -41,12 +41,8 @@ class PrefillColumn(IntEnum):
     PENDING_TOKEN = auto()
 
 
-class OutputColumn(IntEnum):
+class OutputColumn(_FromZero):
     """Per-slot columns of what a launch sends back; after them: emitted tokens E, drafts K, target tokens W."""
-
-    @staticmethod
-    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
-        return count
 
     NUM_EMITTED = auto()
     NUM_ACCEPTED = auto()
@@ -55,30 +51,22 @@ class OutputColumn(IntEnum):
     FINISHED = auto()
 
 
-class AgreedColumn(IntEnum):
+class AgreedColumn(_FromZero):
     """What the group agreed that some slot of this launch needs: the same on every device, as branches on it must be.
 
     Where steps are voted on: after the page table, in every shard's first row; then the `VoteColumn`s.
     """
 
-    @staticmethod
-    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
-        return count
-
     SAMPLES = auto()
     LOGPROBS = auto()
 
 
-class VoteColumn(IntEnum):
+class VoteColumn(_FromZero):
     """A shard's wish for a later step, and what the group agreed: see `engine.vote`.
 
     Where steps are voted on: last in a launch's rows, of which the shard's first counts; on the way back right after
     the fixed `OutputColumn`s.
     """
-
-    @staticmethod
-    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:  # noqa: ARG004
-        return count
 
     ALIVE = auto()
     SLOTS = auto()

@@ -18,7 +18,7 @@ from mtp_jax.core.shapes import Shape, ShapeGrid, StepShape
 from mtp_jax.core.types import DecodeState, PackedOutputs
 from mtp_jax.engine.batch import BatchBuilder
 from mtp_jax.engine.decisions import LaunchDecision
-from mtp_jax.engine.readback import Launch, fastest_in_turns, seconds_of_chain, start_copy, wait_until_done
+from mtp_jax.engine.readback import Launch, fastest_in_turns, start_copy, wait_until_done
 from mtp_jax.models.api import Weights
 from mtp_jax.models.sharding import weight_specs
 from mtp_jax.ops.placement import Placement
@@ -83,7 +83,8 @@ class Launcher:
         first request: it leaves lengths behind that a prefill overwrites.
         """
         shapes = self._grid.all_steps()
-        fastest = fastest_in_turns([functools.partial(self._chain_full, shape) for shape in shapes], rounds)
+        chains = [functools.partial(self._chain_full, shape, _CHAIN_LENGTH) for shape in shapes]
+        fastest = fastest_in_turns(chains, rounds)
         self._reset_slots()
         return {
             (shape.slots, shape.draft_len): seconds / _CHAIN_LENGTH
@@ -92,8 +93,7 @@ class Launcher:
 
     def time_chain(self, shape: StepShape, num_steps: int) -> float:
         """Seconds of one of `num_steps` steps launched without waiting in between, every slot of the bucket live."""
-        step = self._run_full(shape)
-        return seconds_of_chain([step] * num_steps) / num_steps
+        return fastest_in_turns([functools.partial(self._chain_full, shape, num_steps)], rounds=1)[0] / num_steps
 
     def launch(self, decision: LaunchDecision, inputs: jax.Array) -> Launch:
         """Dispatches a step and starts the copy of its outputs to the host; returns at once."""
@@ -124,9 +124,9 @@ class Launcher:
         wait_until_done((self._state, inputs))
         return functools.partial(self._run, shape, inputs)
 
-    def _chain_full(self, shape: StepShape) -> Callable[[], list[PackedOutputs]]:
+    def _chain_full(self, shape: StepShape, num_steps: int) -> Callable[[], list[PackedOutputs]]:
         step = self._run_full(shape)
-        return lambda: [step() for _ in range(_CHAIN_LENGTH)]
+        return lambda: [step() for _ in range(num_steps)]
 
     def _jit(self, shape: Shape) -> Any:
         run = make_run(

@@ -98,14 +98,6 @@ def fastest_in_turns(prepare: Sequence[Callable[[], Callable[[], Any]]], rounds:
     return fastest
 
 
-def seconds_of_chain(calls: Sequence[Callable[[], Any]]) -> float:
-    """Seconds until the last of the calls is done, none waited for before."""
-    start = time.perf_counter()
-    outputs = [call() for call in calls]
-    wait_until_done(outputs)
-    return time.perf_counter() - start
-
-
 def _host_rows(array_BX: jax.Array) -> np.ndarray:
     """The rows of the data shards that this process schedules, in order. Explicit: a guard can forbid all other reads.
 
