@@ -28,6 +28,7 @@ from mtp_jax.step.run import make_run
 _COMPILE_THREADS = 4
 _CHAIN_LENGTH = 6
 OnShape = Callable[[Shape], None]
+Step = Callable[..., tuple[DecodeState, PackedOutputs]]
 
 
 class Launcher:
@@ -55,7 +56,7 @@ class Launcher:
         self._weights = weights if placement.mesh is None else placement.put(weights, self._weight_specs)
         # Committed to its devices from the start, as every later state is: a launch would compile again otherwise.
         self._state: DecodeState = placement.build(lambda: init_state(program, config, dtype), self._state_specs)
-        self._steps: dict[Shape, Callable[..., tuple[DecodeState, PackedOutputs]]] = {}
+        self._steps: dict[Shape, Step] = {}
 
     def warm(self, on_shape: OnShape | None = None, *, shapes: Sequence[Shape] | None = None) -> None:
         """Compiles every shape of the grid, or `shapes` of it, several at a time; runs each once with no live slot.
@@ -66,7 +67,7 @@ class Launcher:
         start = time.perf_counter()
         with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as threads:
             # Tracing holds the interpreter, compiling does not: the next shape is traced while others compile.
-            compiling = {shape: threads.submit(self.lower(shape).compile) for shape in shapes}
+            compiling = {shape: threads.submit(self._lower(shape, self._traced(shape)).compile) for shape in shapes}
             for shape, compiled in compiling.items():
                 self._steps[shape] = compiled.result()
                 self.warm_up_s[shape] = time.perf_counter() - start
@@ -103,8 +104,8 @@ class Launcher:
         return launch
 
     def lower(self, shape: Shape) -> Any:
-        """The lowered program of a shape, for memory and collective checks."""
-        return self._jit(shape).lower(self._weights, self._state, self._idle_inputs(shape))
+        """The lowered program of a shape, for memory and collective checks; never run, so not counted in `num_traces`."""
+        return self._lower(shape, self._step(shape))
 
     def _run(self, shape: Shape, inputs: jax.Array) -> PackedOutputs:
         step = self._steps.get(shape)
@@ -128,8 +129,8 @@ class Launcher:
         step = self._run_full(shape)
         return lambda: [step() for _ in range(num_steps)]
 
-    def _jit(self, shape: Shape) -> Any:
-        run = make_run(
+    def _step(self, shape: Shape) -> Step:
+        return make_run(
             self._program,
             shape,
             self._placement,
@@ -137,12 +138,18 @@ class Launcher:
             state_specs=self._state_specs,
         )
 
+    def _traced(self, shape: Shape) -> Step:
+        step = self._step(shape)
+
         def traced(weights: Weights, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, PackedOutputs]:
             self.num_traces += 1  # runs when traced, never when launched
-            return run(weights, state, packed)
+            return step(weights, state, packed)
 
-        traced.__name__ = _program_name(shape)
-        return jax.jit(traced, donate_argnums=1)
+        return traced
+
+    def _lower(self, shape: Shape, step: Step) -> Any:
+        step.__name__ = _program_name(shape)
+        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, self._idle_inputs(shape))
 
     def _idle_inputs(self, shape: Shape) -> jax.Array:
         return self._placement.put_rows(self._batch.idle_inputs(shape))
