@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from mtp_jax import LLM, ConfigError, memory
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.match import Match
 from mtp_jax.options import engine_config
 from mtp_jax.proposers.registry import PROPOSERS
 from mtp_jax.step.program import StepProgram, init_state
@@ -50,7 +50,7 @@ def test_pages_are_counted_as_they_are_allocated(
     program = StepProgram(
         family=family,
         proposer=PROPOSERS[method](family, config.speculative),
-        rule=RULES["match"],
+        rule=Match(),
         attention_backend="reference",
         num_stop_ids=1,
         max_logprobs=1,

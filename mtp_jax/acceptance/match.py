@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from mtp_jax.acceptance.api import accepted_prefix_len
 from mtp_jax.core.types import Accepted, Drafts, SlotView
+from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import choose_tokens
 from mtp_jax.ops.sharding import Parallel
 
@@ -23,7 +24,8 @@ class Match:
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:
         num_rows = target_logits_BWV.shape[1]
-        target_tokens_BW = choose_tokens(target_logits_BWV, slots.noise_BWV, slots.sampling, parallel)
+        text = texts_of_rows(slots, drafts)
+        target_tokens_BW = choose_tokens(target_logits_BWV, slots.noise_BWV, slots.sampling, text, parallel)
         within_cap = jnp.arange(num_rows - 1)[None, :] < slots.draft_cap[:, None]
         is_right_BK = (drafts.tokens_BK == target_tokens_BW[:, :-1]) & within_cap
         return Accepted(

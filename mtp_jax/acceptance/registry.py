@@ -1,12 +1,15 @@
 """The acceptance rules by name: one line each."""
 
+from collections.abc import Callable
+
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.acceptance.match import Match
+from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.variants import Variants
 
-RULES: Variants[str, AcceptanceRule] = Variants(
+RULES: Variants[str, Callable[[SpeculativeConfig], AcceptanceRule]] = Variants(
     "acceptance",
     {
-        "match": Match(),
+        "match": lambda spec: Match(),
     },
 )

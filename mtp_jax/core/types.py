@@ -96,6 +96,7 @@ class DecodeState:
         Array, " B"
     ]  # positions whose KV is final; the pending token sits here. Writers: commit, prefill
     pending_token: Int[Array, " B"]  # Writers: commit, prefill
+    history_BS: Int[Array, "B S"]  # tokens by position, known through committed_len. Writers: commit, prefill
     finished: Bool[Array, " B"]  # a stop was emitted or the limit reached. Writers: commit, prefill
     carry: Any  # the proposer's own; shape fixed by the config, never by the bucket
 
@@ -111,6 +112,7 @@ class SlotView:
     limit: Int[Array, " B"]
     page_table_BP: Int[Array, "B P"]
     stop_ids_BI: Int[Array, "B I"]
+    history_BS: Int[Array, "B S"]  # tokens by position, the pending one at committed_len included; no meaning past it
     sampling: SamplingRows
     noise_BWV: Float[Array, "B W V"]  # of the tokens at positions c+1..c+W; drafts and target share it
 
@@ -199,6 +201,19 @@ class Drafts:
 
     tokens_BK: Int[Array, "B K"]
     probs_BKV: Float[Array, "B K V"] | None = None
+
+
+@struct.dataclass
+class RowText:
+    """What stands before the token that each row of a launch speaks of: tokens of the slot, then drafts of the launch.
+
+    Row w of slot b speaks after `history_BS[b, :num_known[b]]` and those drafts k for which `is_before_BWK[b, w, k]`.
+    """
+
+    history_BS: Int[Array, "B S"]
+    num_known: Int[Array, " B"]
+    drafts_BK: Int[Array, "B K"]
+    is_before_BWK: Bool[Array, "B W K"]
 
 
 @struct.dataclass

@@ -64,7 +64,7 @@ class Engine:
         self.program = StepProgram(
             family=family,
             proposer=proposer,
-            rule=RULES[speculative.acceptance],
+            rule=RULES[speculative.acceptance](speculative),
             attention_backend=self.config.attention_backend,
             num_stop_ids=self.config.max_stop_token_ids,
             max_logprobs=self.config.max_logprobs,

@@ -104,7 +104,7 @@ class Launcher:
         return launch
 
     def lower(self, shape: Shape) -> Any:
-        """The lowered program of a shape, for memory and collective checks; never run, so not counted in `num_traces`."""
+        """The lowered program of a shape, for memory and collective checks; not one of `num_traces`."""
         return self._lower(shape, self._step(shape))
 
     def _run(self, shape: Shape, inputs: jax.Array) -> PackedOutputs:

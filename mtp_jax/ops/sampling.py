@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from mtp_jax.core.types import Logprobs, SamplingRows
+from mtp_jax.core.types import Logprobs, RowText, SamplingRows
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
 
@@ -116,9 +116,12 @@ def choose_tokens(
     logits_BWV: Float[Array, "B W v"],
     noise_BWV: Float[Array, "b W V"],
     rows: SamplingRows,
+    text: RowText,  # noqa: ARG001  penalties will look at it
     parallel: Parallel = NO_PARALLEL,
 ) -> Int[Array, "b W"]:
     """The token of each row: argmax(adjusted logits + noise), with `target_noise` of the positions drawn for.
+
+    `text`: what each row speaks after.
 
     On a mesh the logits are those of all data shards' slots over this device's part of the vocabulary; the tokens those
     of this data shard. Greedy rows take the argmax, ties to the lowest id, whatever else is in the batch.

@@ -9,7 +9,7 @@ the last entry that can be made is c - 1; draft j (1-based, the token at positio
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -17,12 +17,11 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows
-from mtp_jax.ops.sampling import choose_tokens, greedy_tokens
 from mtp_jax.proposers.api import PrefillChunk
+from mtp_jax.proposers.drawing import DraftSampling, with_next_draft
 from mtp_jax.proposers.features import Features, empty_features, roll_features, select_slots
 from mtp_jax.proposers.none import no_drafts
 
-DraftSampling = Literal["coupled", "greedy"]
 DraftKV = tuple[LayerKV, ...]
 
 
@@ -128,15 +127,16 @@ def _recursive(
     )
     last_token_B1, last_hidden_B1D = _last_row(carry.tokens_BF, carry), _last_row(carry.hidden_BFD, carry)
     head_BWD, hidden_BWD, draft_kv = model.draft(0, last_token_B1, last_hidden_B1D, last_entry, draft_kv)
-    drafts = []
+    drafts = no_drafts(slots)
     for j in range(1, draft_len + 1):
-        draft_BW = _draw(proposer.draft_sampling, model, 0, head_BWD, slots, j)
-        drafts.append(draft_BW)
+        logits_B1V = model.draft_unembed(0, head_BWD)
+        drafts = with_next_draft(drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel)
+        draft_BW = drafts.tokens_BK[:, -1:]
         if j < draft_len:
             is_drafting = slots.live & (j <= slots.draft_cap)
             entry = Rows(slots.committed_len + (j - 1), slots.live, is_drafting[:, None], slots.page_table_BP)
             head_BWD, hidden_BWD, draft_kv = model.draft(0, draft_BW, hidden_BWD, entry, draft_kv)
-    return _stack(drafts, slots), draft_kv
+    return drafts, draft_kv
 
 
 def _one_per_position(
@@ -146,7 +146,7 @@ def _one_per_position(
     tokens_BX = jnp.pad(carry.tokens_BF, ((0, 0), (0, proposer.num_layers)))
     slot_index = jnp.arange(tokens_BX.shape[0])
     hidden_BFD = carry.hidden_BFD
-    drafts = []
+    drafts = no_drafts(slots)
     # Every layer runs whatever the draft length: a layer that is not asked for a draft still keeps its KV whole.
     for depth in range(proposer.num_layers):
         num_known = carry.num_fresh - depth + min(depth, draft_len)
@@ -154,32 +154,11 @@ def _one_per_position(
         tokens_BF = tokens_BX[:, depth : depth + num_rows]
         head_BFD, hidden_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
         if depth < draft_len:
-            draft_BW = _draw(proposer.draft_sampling, model, depth, _last_row(head_BFD, carry), slots, depth + 1)
-            drafts.append(draft_BW)
-            tokens_BX = tokens_BX.at[slot_index, carry.num_fresh + depth].set(draft_BW[:, 0], mode="drop")
-    return _stack(drafts, slots), draft_kv
-
-
-def _draw(
-    draft_sampling: DraftSampling,
-    model: BoundModel,
-    depth: int,
-    head_BWD: Float[Array, "B 1 D"],
-    slots: SlotView,
-    ahead: int,
-) -> Int[Array, "B 1"]:
-    """The draft for the token at position c + ahead."""
-    logits_BWV = model.draft_unembed(depth, head_BWD)
-    if draft_sampling == "greedy":
-        return greedy_tokens(logits_BWV, model.parallel)
-    noise_B1V = slots.noise_BWV[:, ahead - 1 : ahead]
-    return choose_tokens(logits_BWV, noise_B1V, slots.sampling, model.parallel)
-
-
-def _stack(drafts: list[Int[Array, "B 1"]], slots: SlotView) -> Drafts:
-    if not drafts:
-        return Drafts(tokens_BK=jnp.zeros((slots.live.shape[0], 0), jnp.int32))
-    return Drafts(tokens_BK=jnp.concatenate(drafts, axis=1))
+            logits_B1V = model.draft_unembed(depth, _last_row(head_BFD, carry))
+            drafts = with_next_draft(drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel)
+            next_column = carry.num_fresh + depth
+            tokens_BX = tokens_BX.at[slot_index, next_column].set(drafts.tokens_BK[:, -1], mode="drop")
+    return drafts, draft_kv
 
 
 def _fresh_rows(carry: Features, slots: SlotView, num_known: Int[Array, " B"]) -> Rows:

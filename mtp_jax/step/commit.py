@@ -31,6 +31,28 @@ def last_emitted(accepted: Accepted, num_emitted: Int[Array, " B"], pending: Int
     return jnp.where(num_emitted > 0, last, pending)
 
 
+def with_tokens(
+    history_BS: Int[Array, "B S"],
+    start_C: Int[Array, " C"],
+    tokens_CT: Int[Array, "C T"],
+    num_tokens_C: Int[Array, " C"],
+    slot_C: Int[Array, " C"] | None = None,
+) -> Int[Array, "B S"]:
+    """The history with the first `num_tokens_C` tokens of each row written from position `start_C` on.
+
+    Row i is of slot i unless `slot_C` says; a row without tokens, or of a slot that does not exist, writes nothing.
+
+    >>> history = jnp.array([[5, 0, 0, 0], [6, 7, 0, 0]])
+    >>> with_tokens(history, jnp.array([1, 2]), jnp.array([[8, 9], [8, 9]]), jnp.array([2, 1])).tolist()
+    [[5, 8, 9, 0], [6, 7, 8, 0]]
+    """
+    slot_C = jnp.arange(tokens_CT.shape[0]) if slot_C is None else slot_C
+    column_1T = jnp.arange(tokens_CT.shape[1], dtype=jnp.int32)[None, :]
+    nowhere = history_BS.shape[1]
+    position_CT = jnp.where(column_1T < num_tokens_C[:, None], start_C[:, None] + column_1T, nowhere)
+    return history_BS.at[slot_C[:, None], position_CT].set(tokens_CT, mode="drop")
+
+
 def step_outputs(
     accepted: Accepted,
     drafts: Drafts,

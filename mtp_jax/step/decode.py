@@ -20,7 +20,7 @@ from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import BoundModel, Rows
 from mtp_jax.ops.kv_cache import row_positions
 from mtp_jax.ops.sampling import target_noise, token_logprobs
-from mtp_jax.step.commit import count_emitted, last_emitted, step_outputs
+from mtp_jax.step.commit import count_emitted, last_emitted, step_outputs, with_tokens
 from mtp_jax.step.program import StepProgram
 
 
@@ -58,6 +58,7 @@ def decode_step(
         kv=kv,
         draft_kv=draft_kv,
         committed_len=with_slot_prefix(state.committed_len, outputs.committed_len),
+        history_BS=with_tokens(state.history_BS, slots.committed_len + 1, accepted.tokens_BE, num_emitted),
         pending_token=with_slot_prefix(state.pending_token, last_emitted(accepted, num_emitted, slots.pending_token)),
         finished=with_slot_prefix(state.finished, state.finished[: shape.slots] | finished),
         carry=with_slot_prefix(state.carry, carry),
@@ -83,6 +84,7 @@ def view_slots(state: DecodeState, inputs: StepInputs, shape: StepShape, vocab_s
         limit=inputs.limit,
         page_table_BP=inputs.page_table_BP,
         stop_ids_BI=inputs.stop_ids_BI,
+        history_BS=state.history_BS[: shape.slots],
         sampling=inputs.sampling,
         noise_BWV=target_noise(inputs.sampling, row_positions(committed_len + 1, shape.draft_len + 1), vocab_size),
     )

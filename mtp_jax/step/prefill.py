@@ -11,9 +11,10 @@ from mtp_jax.core.shapes import PrefillShape
 from mtp_jax.core.types import Accepted, DecodeState, Drafts, Needs, PrefillInputs, SlotView, StepOutputs
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import Rows
+from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import choose_tokens, target_noise, token_logprobs
 from mtp_jax.proposers.api import PrefillChunk
-from mtp_jax.step.commit import count_emitted, step_outputs
+from mtp_jax.step.commit import count_emitted, step_outputs, with_tokens
 from mtp_jax.step.program import StepProgram
 
 
@@ -57,29 +58,31 @@ def prefill_step(
     last_hidden_Y1D = jnp.take_along_axis(hidden_YTD, last_row[:, None, None], axis=1)
     logits_Y1V = model.unembed(last_hidden_Y1D)
     end = prompt.start + prompt.num_tokens
-    noise_Y1V = target_noise(prompt.inputs.sampling, end[:, None], program.family.vocab_size)
-    drawn_Y1 = choose_tokens(logits_Y1V, noise_Y1V, prompt.inputs.sampling, program.parallel)
     is_resumed = prompt.pending_token != NO_TOKEN
-    pending = jnp.where(is_resumed, prompt.pending_token, drawn_Y1[:, 0])
     is_last = live & prompt.is_last
-    carry = program.proposer.finish_prefill(carry, pending, is_last)
-
-    # The first token obeys the same stop and limit rules as any other: seen from position end - 1, it is a step of one.
+    history_BS = with_tokens(state.history_BS, prompt.start, prompt.tokens_YT, prompt.num_tokens, slot)
+    # The first token obeys the same rules as any other: seen from position end - 1, it is a step of one.
     slots = SlotView(
         committed_len=end - 1,
-        pending_token=pending,
+        pending_token=jnp.take_along_axis(prompt.tokens_YT, last_row[:, None], axis=1)[:, 0],
         live=is_last & ~is_resumed,
         draft_cap=jnp.zeros_like(end),
         limit=prompt.inputs.limit,
         page_table_BP=prompt.inputs.page_table_BP,
         stop_ids_BI=prompt.inputs.stop_ids_BI,
+        history_BS=history_BS.at[slot].get(mode="clip"),
         sampling=prompt.inputs.sampling,
-        noise_BWV=noise_Y1V,
+        noise_BWV=target_noise(prompt.inputs.sampling, end[:, None], program.family.vocab_size),
     )
+    no_drafts = Drafts(tokens_BK=jnp.zeros((end.shape[0], 0), jnp.int32))
+    text = texts_of_rows(slots, no_drafts)
+    drawn_Y1 = choose_tokens(logits_Y1V, slots.noise_BWV, slots.sampling, text, program.parallel)
+    pending = jnp.where(is_resumed, prompt.pending_token, drawn_Y1[:, 0])
+    carry = program.proposer.finish_prefill(carry, pending, is_last)
+
     accepted = Accepted(num_accepted=jnp.zeros_like(end), tokens_BE=drawn_Y1, target_tokens_BW=drawn_Y1)
     num_emitted, finished = count_emitted(accepted, slots)
     logprobs = token_logprobs(logits_Y1V, drawn_Y1, slots.sampling, program.max_logprobs, program.parallel)
-    no_drafts = Drafts(tokens_BK=jnp.zeros((drawn_Y1.shape[0], 0), jnp.int32))
     outputs = replace(
         step_outputs(accepted, no_drafts, slots, num_emitted, finished, logprobs),
         committed_len=jnp.where(is_last, end, 0),
@@ -88,6 +91,7 @@ def prefill_step(
         kv=kv,
         draft_kv=draft_kv,
         committed_len=state.committed_len.at[slot].set(end, mode="drop"),
+        history_BS=with_tokens(history_BS, end, pending[:, None], is_last.astype(jnp.int32), slot),
         pending_token=state.pending_token.at[slot].set(pending, mode="drop"),
         finished=state.finished.at[slot].set(jnp.where(is_last, finished, True), mode="drop"),
         carry=jax.tree.map(lambda full, part: full.at[slot].set(part, mode="drop"), state.carry, carry),

@@ -53,6 +53,7 @@ def init_state(program: StepProgram, config: EngineConfig, dtype: jnp.dtype) -> 
         ),
         committed_len=jnp.zeros((num_slots,), jnp.int32),
         pending_token=jnp.zeros((num_slots,), jnp.int32),
+        history_BS=jnp.zeros((num_slots, config.max_model_len), jnp.int32),
         finished=jnp.ones((num_slots,), bool),
         carry=program.proposer.init_carry(
             program.family, num_slots=num_slots, max_draft_len=config.max_draft_len, dtype=dtype
@@ -76,6 +77,7 @@ def state_specs(program: StepProgram, config: EngineConfig, dtype: jnp.dtype, ru
         draft_kv=kv_specs(program.proposer.draft_kv_specs(program.family)),
         committed_len=slots,  # type: ignore[arg-type]
         pending_token=slots,  # type: ignore[arg-type]
+        history_BS=slots,  # type: ignore[arg-type]
         finished=slots,  # type: ignore[arg-type]
         carry=jax.tree.map(lambda _: slots, shapes.carry),
     )

@@ -7,36 +7,19 @@ import numpy as np
 import pytest
 
 from mtp_jax.acceptance.api import AcceptanceRule
+from mtp_jax.acceptance.match import Match
 from mtp_jax.acceptance.registry import RULES
-from mtp_jax.core.types import Accepted, Drafts, SamplingRows, SlotView
-from mtp_jax.ops.sampling import target_noise
+from mtp_jax.core.config import SamplingParams, SpeculativeConfig
+from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.ops.sharding import NO_PARALLEL
+from mtp_jax.testing.rows import sampling_rows, slot_view
 
 VOCAB = 8
 
 
 def slots_of(caps: list[int], width: int, temperature: float = 0.0) -> SlotView:
-    num_slots = len(caps)
-    zeros = jnp.zeros((num_slots,), jnp.int32)
-    sampling = SamplingRows(
-        key_B2=jnp.arange(2 * num_slots, dtype=jnp.uint32).reshape(num_slots, 2),
-        temperature_B=jnp.full((num_slots,), temperature, jnp.float32),
-        top_k_B=zeros,
-        top_p_B=jnp.ones((num_slots,), jnp.float32),
-        num_logprobs_B=zeros - 1,
-    )
-    positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (num_slots, width))
-    return SlotView(
-        committed_len=zeros,
-        pending_token=zeros,
-        live=jnp.ones((num_slots,), bool),
-        draft_cap=jnp.array(caps, jnp.int32),
-        limit=zeros + 100,
-        page_table_BP=jnp.zeros((num_slots, 1), jnp.int32),
-        stop_ids_BI=jnp.zeros((num_slots, 0), jnp.int32),
-        sampling=sampling,
-        noise_BWV=target_noise(sampling, positions, VOCAB),
-    )
+    sampling = sampling_rows(*[SamplingParams(temperature=temperature)] * len(caps))
+    return slot_view(sampling, vocab_size=VOCAB, draft_len=width - 1, draft_cap=jnp.array(caps, jnp.int32))
 
 
 def verdict(rule: AcceptanceRule, drafts_BK: np.ndarray, logits_BWV: np.ndarray, slots: SlotView) -> Accepted:
@@ -44,9 +27,9 @@ def verdict(rule: AcceptanceRule, drafts_BK: np.ndarray, logits_BWV: np.ndarray,
     return rule.accept(drafts, jnp.asarray(logits_BWV, jnp.float32), slots, NO_PARALLEL)
 
 
-@pytest.fixture(params=RULES.values(), ids=list(RULES))
+@pytest.fixture(params=RULES)
 def rule(request: pytest.FixtureRequest) -> AcceptanceRule:
-    return request.param
+    return RULES[request.param](SpeculativeConfig())
 
 
 def test_rules_are_frozen_and_hashable(rule: AcceptanceRule) -> None:
@@ -84,7 +67,7 @@ def test_match_emits_the_targets_own_draws_whatever_is_drafted() -> None:
     assert len({tuple(row) for row in own.tolist()}) > num_slots / 2  # the noise is not the same everywhere
     for first, second in itertools.product(range(VOCAB), repeat=2):
         drafts = np.tile([first, second], (num_slots, 1))
-        accepted = verdict(RULES["match"], drafts, logits, slots)
+        accepted = verdict(Match(), drafts, logits, slots)
         np.testing.assert_array_equal(accepted.tokens_BE, own)
         is_right = drafts == own[:, :2]
         np.testing.assert_array_equal(accepted.num_accepted, is_right.cumprod(axis=1).sum(axis=1))

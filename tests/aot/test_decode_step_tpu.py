@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.match import Match
 from mtp_jax.checkpoints import load_model
 from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
 from mtp_jax.core.shapes import PrefillShape, StepShape
@@ -38,7 +38,7 @@ def test_a_step_of_the_bundled_model_keeps_one_page_pool(shape: StepShape | Pref
     program = StepProgram(
         family=family,
         proposer=proposer,
-        rule=RULES["match"],
+        rule=Match(),
         attention_backend=config.attention_backend,
         num_stop_ids=config.max_stop_token_ids,
         max_logprobs=config.max_logprobs,

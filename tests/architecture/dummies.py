@@ -12,6 +12,7 @@ from kernels_pallas.paged_attention import BACKENDS, Backend
 from mtp_jax.core.types import Accepted, Drafts, KVSpec
 from mtp_jax.models.api import TensorSpec
 from mtp_jax.models.params import get
+from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import choose_tokens
 from mtp_jax.policies.api import PolicyView
 
@@ -105,7 +106,8 @@ class AcceptNothing:
     """Every draft falls; the target's own token follows."""
 
     def accept(self, drafts: Any, target_logits_BWV: Any, slots: Any, parallel: Any) -> Accepted:
-        tokens_BW = choose_tokens(target_logits_BWV, slots.noise_BWV, slots.sampling, parallel)
+        text = texts_of_rows(slots, drafts)
+        tokens_BW = choose_tokens(target_logits_BWV, slots.noise_BWV, slots.sampling, text, parallel)
         return Accepted(jnp.zeros_like(slots.draft_cap), tokens_BW, tokens_BW)
 
 

@@ -29,7 +29,7 @@ def test_a_line_in_each_table_is_all_that_a_variant_takes(tmp_path: Path, monkey
     monkeypatch.setitem(FAMILIES, "dummy", dummies.sum_family)
     monkeypatch.setitem(BACKENDS, "dummy", counted.backend)
     monkeypatch.setitem(PROPOSERS, "dummy", lambda family, spec: dummies.Repeater())
-    monkeypatch.setitem(RULES, "dummy", dummies.AcceptNothing())
+    monkeypatch.setitem(RULES, "dummy", lambda spec: dummies.AcceptNothing())
     monkeypatch.setitem(POLICIES, "dummy", lambda spec, costs: dummies.UpAndDown())
     speculative = {"method": "dummy", "policy": "dummy", "acceptance": "dummy", "num_speculative_tokens": KMAX}
     llm = LLM(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.match import Match
 from mtp_jax.checkpoints import LoadedModel, load_model
 from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
 from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
@@ -80,7 +80,7 @@ def test_a_step_keeps_one_page_pool(loaded: LoadedModel, shape: StepShape | Pref
     program = StepProgram(
         family=loaded.family,
         proposer=proposer,
-        rule=RULES["match"],
+        rule=Match(),
         attention_backend="reference",
         num_stop_ids=config.max_stop_token_ids,
         max_logprobs=config.max_logprobs,

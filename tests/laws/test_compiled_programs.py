@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.match import Match
 from mtp_jax.core.config import CacheConfig, EngineConfig, SpeculativeConfig
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
@@ -93,7 +93,7 @@ def large_pool() -> Launcher:
     program = StepProgram(
         family=family,
         proposer=proposer,
-        rule=RULES["match"],
+        rule=Match(),
         attention_backend="reference",
         num_stop_ids=config.max_stop_token_ids,
         max_logprobs=config.max_logprobs,

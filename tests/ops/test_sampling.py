@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtp_jax.core.config import FLOAT32_RANGE, SamplingParams
-from mtp_jax.core.types import SamplingRows
 from mtp_jax.ops.sampling import (
     Stream,
     adjust_logits,
@@ -18,24 +17,14 @@ from mtp_jax.ops.sampling import (
     token_logprobs,
 )
 from mtp_jax.testing.oracle import filtered_logits, log_softmax, target_noise_at
+from mtp_jax.testing.rows import no_text, sampling_rows
 
 VOCAB = 12
 
 
-def rows(*params: SamplingParams, seeds: tuple[int, ...] = ()) -> SamplingRows:
-    seeds = seeds or tuple(range(len(params)))
-    return SamplingRows(
-        key_B2=jnp.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], jnp.uint32),
-        temperature_B=jnp.array([p.temperature for p in params], jnp.float32),
-        top_k_B=jnp.array([p.top_k for p in params], jnp.int32),
-        top_p_B=jnp.array([p.top_p for p in params], jnp.float32),
-        num_logprobs_B=jnp.array([-1 if p.logprobs is None else p.logprobs for p in params], jnp.int32),
-    )
-
-
 OTHER_STREAMS = [(0, 0, stream) for stream in Stream if stream is not Stream.TARGET]
 adjusted = jax.jit(adjust_logits)
-chosen = jax.jit(choose_tokens)
+chosen = jax.jit(lambda logits, noise, rows: choose_tokens(logits, noise, rows, no_text(logits)))
 noise = jax.jit(gumbel_noise, static_argnums=2)
 IDS = jnp.arange(VOCAB, dtype=jnp.int32)
 
@@ -55,7 +44,7 @@ params_rows = st.builds(
 @example(np.zeros(VOCAB, np.float32), SamplingParams(top_p=1e-6))
 def test_filters_are_their_definition(logits_V: np.ndarray, params: SamplingParams) -> None:
     """Temperature, top-k, top-p, what equals the last kept token stays: against sorting and adding up."""
-    actual_V = np.asarray(adjusted(logits_V[None, None, :], rows(params)))[0, 0]
+    actual_V = np.asarray(adjusted(logits_V[None, None, :], sampling_rows(params)))[0, 0]
     expected_V = filtered_logits(logits_V, params)
     assert np.array_equal(np.isinf(actual_V), np.isinf(expected_V))
     # One float32 division on either side: equal to the last place.
@@ -67,7 +56,7 @@ def test_filters_are_their_definition(logits_V: np.ndarray, params: SamplingPara
 def test_extreme_parameters_keep_the_most_likely_token(temperature: float, top_p: float) -> None:
     """At both ends of what is allowed: never NaN, never an empty set of tokens."""
     logits = jnp.array([[[0.5, 2.0, -3.0, 1.0]]])
-    row = rows(SamplingParams(temperature=temperature, top_p=top_p))
+    row = sampling_rows(SamplingParams(temperature=temperature, top_p=top_p))
     scores = np.asarray(adjusted(logits, row))[0, 0]
     assert not np.isnan(scores).any()
     assert scores[1] == scores.max() > -np.inf
@@ -78,7 +67,7 @@ def test_extreme_parameters_keep_the_most_likely_token(temperature: float, top_p
 def test_bug_b11_a_greedy_row_keeps_its_argmax_beside_sampled_ones() -> None:
     logits = jax.random.normal(jax.random.key(0), (4, 3, VOCAB))
     params = [SamplingParams(temperature=t, top_k=3) for t in (0.0, 0.7, 1.0, 2.0)]
-    row = rows(*params)
+    row = sampling_rows(*params)
     positions = jnp.arange(12, dtype=jnp.int32).reshape(4, 3)
     tokens = chosen(logits, target_noise(row, positions, VOCAB), row)
     assert tokens[0].tolist() == jnp.argmax(logits[0], axis=-1).tolist()
@@ -86,7 +75,7 @@ def test_bug_b11_a_greedy_row_keeps_its_argmax_beside_sampled_ones() -> None:
 
 def test_equal_logits_go_to_the_lowest_id() -> None:
     logits = jnp.array([[[1.0, 3.0, 3.0, 3.0]], [[1.0, 3.0, 3.0, 3.0]]])
-    row = rows(SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=1))
+    row = sampling_rows(SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=1))
     no_noise = jnp.zeros((2, 1, 4))
     assert chosen(logits, no_noise, row).tolist() == [[1], [1]]
 
@@ -96,7 +85,7 @@ def test_equal_logits_go_to_the_lowest_id() -> None:
 
 def test_noise_is_that_of_the_oracle_for_each_seed_and_position() -> None:
     seeds = (0, 1, 2**32, 2**64 - 1)
-    row = rows(*[SamplingParams()] * 4, seeds=seeds)
+    row = sampling_rows(*[SamplingParams()] * 4, seeds=seeds)
     positions = np.array([[3, 70, 200]] * 4, np.int32)
     drawn = np.asarray(target_noise(row, jnp.asarray(positions), VOCAB))
     for b, seed in enumerate(seeds):
@@ -146,7 +135,7 @@ def test_noise_is_gumbel_and_finite() -> None:
 
 
 def test_greedy_batches_draw_no_noise() -> None:
-    row = rows(SamplingParams(temperature=0.0))
+    row = sampling_rows(SamplingParams(temperature=0.0))
     assert not jnp.any(target_noise(row, jnp.zeros((1, 2), jnp.int32), VOCAB))
 
 
@@ -155,7 +144,7 @@ def test_greedy_batches_draw_no_noise() -> None:
 
 def counts(params: SamplingParams, logits_V: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
     """How often each token is drawn at `num_draws` positions of one request."""
-    row = rows(params, seeds=(seed,))
+    row = sampling_rows(params, seeds=(seed,))
     positions = jnp.arange(num_draws, dtype=jnp.int32)[None, :]
     logits = jnp.broadcast_to(jnp.asarray(logits_V), (1, num_draws, len(logits_V)))
     tokens = chosen(logits, target_noise(row, positions, len(logits_V)), row)
@@ -185,7 +174,7 @@ def test_coupled_draws_agree_as_often_as_the_theorem_says() -> None:
     target_V = np.linspace(0, 2.5, 16).astype(np.float32)
     draft_V = target_V[::-1] * 0.3 + target_V
     num_draws = 100_000
-    row = rows(SamplingParams())
+    row = sampling_rows(SamplingParams())
     positions = jnp.arange(num_draws, dtype=jnp.int32)[None, :]
     shared = target_noise(row, positions, 16)
 
@@ -207,7 +196,7 @@ def test_logprobs_are_raw_and_ranked() -> None:
     """Before temperature and filters; a list longer than the vocabulary is filled with -inf."""
     logits = np.asarray(jax.random.normal(jax.random.key(3), (2, 2, 5))) * 3
     tokens = jnp.array([[0, 1], [2, 4]], jnp.int32)
-    row = rows(SamplingParams(temperature=0.3, top_k=1, logprobs=2), SamplingParams())
+    row = sampling_rows(SamplingParams(temperature=0.3, top_k=1, logprobs=2), SamplingParams())
     listed = token_logprobs(jnp.asarray(logits), tokens, row, 7)
     for b in range(2):
         for w in range(2):
@@ -220,6 +209,6 @@ def test_logprobs_are_raw_and_ranked() -> None:
 
 
 def test_nobody_asking_costs_no_logprobs() -> None:
-    listed = token_logprobs(jnp.ones((1, 1, 5)), jnp.zeros((1, 1), jnp.int32), rows(SamplingParams()), 3)
+    listed = token_logprobs(jnp.ones((1, 1, 5)), jnp.zeros((1, 1), jnp.int32), sampling_rows(SamplingParams()), 3)
     assert not jnp.any(listed.chosen_BE)
     assert not jnp.any(listed.rank_BE)

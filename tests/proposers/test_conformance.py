@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from mtp_jax.core.config import SpeculativeConfig
-from mtp_jax.core.types import Drafts, LayerKV, SamplingRows, SlotView
+from mtp_jax.core.config import SamplingParams, SpeculativeConfig
+from mtp_jax.core.types import Drafts, LayerKV, SlotView
 from mtp_jax.models.bound import BoundModel
 from mtp_jax.ops.kv_cache import init_kv
 from mtp_jax.proposers.api import DraftProposer, PrefillChunk
 from mtp_jax.proposers.registry import PROPOSERS
+from mtp_jax.testing.rows import sampling_rows, slot_view
 from mtp_jax.testing.toy_family import ToyFamily
 
 FAMILY = ToyFamily(num_mtp_layers=2)
@@ -53,23 +54,16 @@ def _model() -> BoundModel:
 
 
 def slots_of(live: list[bool], draft_len: int) -> SlotView:
-    zeros = jnp.zeros((NUM_SLOTS,), jnp.int32)
-    return SlotView(
-        committed_len=zeros + CHUNK,
+    return slot_view(
+        sampling_rows(*[SamplingParams(temperature=0)] * NUM_SLOTS),
+        vocab_size=FAMILY.vocab_size,
+        draft_len=draft_len,
+        committed_len=[CHUNK] * NUM_SLOTS,
         pending_token=jnp.arange(NUM_SLOTS, dtype=jnp.int32),
         live=jnp.array(live),
         draft_cap=jnp.where(jnp.array(live), draft_len, 0),
-        limit=zeros + PAGE_SIZE * PAGES_PER_SLOT,
+        limit=jnp.full((NUM_SLOTS,), PAGE_SIZE * PAGES_PER_SLOT),
         page_table_BP=jnp.asarray(PAGE_TABLE),
-        stop_ids_BI=jnp.zeros((NUM_SLOTS, 0), jnp.int32),
-        sampling=SamplingRows(
-            key_B2=jnp.zeros((NUM_SLOTS, 2), jnp.uint32),
-            temperature_B=jnp.zeros((NUM_SLOTS,), jnp.float32),
-            top_k_B=zeros,
-            top_p_B=jnp.ones((NUM_SLOTS,), jnp.float32),
-            num_logprobs_B=zeros - 1,
-        ),
-        noise_BWV=jnp.zeros((NUM_SLOTS, draft_len + 1, FAMILY.vocab_size)),
     )
 
 

@@ -5,22 +5,15 @@ import jax.numpy as jnp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.shapes import StepShape
-from mtp_jax.core.types import Accepted, DecodeState, SamplingRows, SlotView, StepInputs
+from mtp_jax.core.types import Accepted, DecodeState, StepInputs
 from mtp_jax.step.commit import count_emitted, last_emitted
 from mtp_jax.step.decode import view_slots
+from mtp_jax.testing.rows import sampling_rows, slot_view
 
 DRAFT_LEN, NUM_SLOTS = 3, 4
-
-
-def greedy() -> SamplingRows:
-    return SamplingRows(
-        key_B2=jnp.zeros((NUM_SLOTS, 2), jnp.uint32),
-        temperature_B=jnp.zeros((NUM_SLOTS,)),
-        top_k_B=jnp.zeros((NUM_SLOTS,), jnp.int32),
-        top_p_B=jnp.ones((NUM_SLOTS,)),
-        num_logprobs_B=jnp.full((NUM_SLOTS,), -1, jnp.int32),
-    )
+GREEDY = sampling_rows(*[SamplingParams(temperature=0)] * NUM_SLOTS)
 
 
 def per_slot(strategy: st.SearchStrategy) -> st.SearchStrategy:
@@ -58,16 +51,15 @@ def test_what_is_emitted_is_read_out_by_hand(
     stops: list[list[int]],
 ) -> None:
     committed = [10 * slot for slot in range(NUM_SLOTS)]
-    slots = SlotView(
-        committed_len=jnp.array(committed, jnp.int32),
+    slots = slot_view(
+        GREEDY,
+        vocab_size=6,
+        draft_len=DRAFT_LEN,
+        committed_len=committed,
         pending_token=jnp.full((NUM_SLOTS,), 77, jnp.int32),
         live=jnp.array(live),
-        draft_cap=jnp.full((NUM_SLOTS,), DRAFT_LEN, jnp.int32),
         limit=jnp.array(committed, jnp.int32) + jnp.array(room, jnp.int32),
-        page_table_BP=jnp.zeros((NUM_SLOTS, 1), jnp.int32),
         stop_ids_BI=jnp.array(stops, jnp.int32),
-        sampling=greedy(),
-        noise_BWV=jnp.zeros((NUM_SLOTS, DRAFT_LEN + 1, 6)),
     )
     rows = jnp.array(tokens, jnp.int32)
     accepted = Accepted(jnp.array(num_accepted, jnp.int32), tokens_BE=rows, target_tokens_BW=rows)
@@ -102,6 +94,7 @@ def test_the_device_cuts_what_the_host_asked_for(
         draft_kv=(),
         committed_len=committed,
         pending_token=committed,
+        history_BS=jnp.zeros((NUM_SLOTS, 32), jnp.int32),
         finished=jnp.array(finished),
         carry=(),
     )
@@ -111,7 +104,7 @@ def test_the_device_cuts_what_the_host_asked_for(
         limit=committed + jnp.array(room, jnp.int32),
         page_table_BP=jnp.zeros((NUM_SLOTS, 1), jnp.int32),
         stop_ids_BI=jnp.zeros((NUM_SLOTS, 1), jnp.int32),
-        sampling=greedy(),
+        sampling=GREEDY,
     )
     slots = viewed(state, inputs, StepShape(NUM_SLOTS, DRAFT_LEN), 6)
     for slot in range(NUM_SLOTS):

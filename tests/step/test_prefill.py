@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.match import Match
 from mtp_jax.core.config import CacheConfig, EngineConfig, SamplingParams, SpeculativeConfig
 from mtp_jax.core.shapes import PrefillShape
 from mtp_jax.core.types import DecodeState, StepOutputs
@@ -34,7 +34,7 @@ def program() -> StepProgram:
     return StepProgram(
         family=FAMILY,
         proposer=PROPOSERS["mtp_eagle"](FAMILY, CONFIG.speculative),
-        rule=RULES["match"],
+        rule=Match(),
         attention_backend="reference",
         num_stop_ids=CONFIG.max_stop_token_ids,
         max_logprobs=CONFIG.max_logprobs,
