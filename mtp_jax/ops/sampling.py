@@ -6,16 +6,16 @@ were drafted, and a drafter that adds the same g to its own log-probabilities ag
 laws allow: P(equal) >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from mtp_jax.core.types import Logprobs, RowText, SamplingRows
+from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
 
@@ -67,59 +67,28 @@ def target_noise(rows: SamplingRows, positions_BW: Int[Array, "B W"], vocab_size
     )
 
 
-def adjust_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array, "B W V"]:
-    """Logits after temperature, then top-k, then top-p (vLLM's order); what is filtered out is -inf.
+def law_logits(
+    whole_BWV: Float[Array, "B W V"],
+    rows: SamplingRows,
+    text: RowText,  # noqa: ARG001  penalties will look at it
+) -> Float[Array, "B W V"]:
+    """The law of each row's token, as logits: what the request asked for, applied to the target's whole raw logits.
 
-    Entries equal to the last one kept are kept too. Greedy rows (temperature 0) pass unscaled. The largest logit is
-    subtracted first, so that no temperature can overflow.
+    A sampled row's token follows their softmax (-inf: filtered out); a greedy row's is their argmax, and they are not
+    scaled then. No collectives: on a mesh these are a data shard's own slots with the whole vocabulary.
     """
-    temperature = jnp.where(rows.temperature_B > 0, rows.temperature_B, 1.0)[:, None, None]
-    scaled = (logits_BWV - jnp.max(logits_BWV, axis=-1, keepdims=True)) / temperature
-    wants_filter = (rows.temperature_B > 0) & ((rows.top_k_B > 0) | (rows.top_p_B < 1.0))
-    return lax.cond(jnp.any(wants_filter), lambda: _filter(scaled, rows), lambda: scaled)
-
-
-def _filter(scaled_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array, "B W V"]:
-    vocab_size = scaled_BWV.shape[-1]
-    top_k = jnp.where(rows.top_k_B > 0, jnp.minimum(rows.top_k_B, vocab_size), vocab_size)[:, None]
-    order_BWV = _ordered_bits(scaled_BWV)
-    kth = _largest_threshold(order_BWV, lambda kept: jnp.sum(kept, axis=-1, dtype=jnp.int32) >= top_k)
-    in_top_k = order_BWV >= kth[..., None]
-    probs_BWV = jax.nn.softmax(jnp.where(in_top_k, scaled_BWV, -jnp.inf), axis=-1)
-    top_p = rows.top_p_B[:, None]
-    edge = _largest_threshold(order_BWV, lambda kept: jnp.sum(jnp.where(kept, probs_BWV, 0.0), axis=-1) >= top_p)
-    # Rounding may leave the total mass just under a top_p just under one: then no threshold is found and all stay.
-    in_top_p = (order_BWV >= edge[..., None]) | (top_p >= 1.0)[..., None]
-    return jnp.where(in_top_k & in_top_p, scaled_BWV, -jnp.inf)
-
-
-def _ordered_bits(x: Float[Array, "*x"]) -> UInt32[Array, "*x"]:
-    """Unsigned integers in the order of the floats: positives get the sign bit set, negatives are inverted."""
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    sign = jnp.uint32(0x80000000)
-    return jnp.where(bits & sign != 0, ~bits, bits | sign)
-
-
-def _largest_threshold(
-    order_BWV: UInt32[Array, "B W V"], is_enough: Callable[[Bool[Array, "B W V"]], Bool[Array, "B W"]]
-) -> UInt32[Array, "B W"]:
-    """Largest t for which keeping all entries >= t is enough; found bit by bit, without sorting the vocabulary."""
-
-    def try_bit(i: Array, found_BW: Array) -> Array:
-        candidate = found_BW | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        return jnp.where(is_enough(order_BWV >= candidate[..., None]), candidate, found_BW)
-
-    return lax.fori_loop(0, 32, try_bit, jnp.zeros(order_BWV.shape[:2], jnp.uint32))
+    is_sampled_B11 = rows.temperature_B[:, None, None] > 0
+    return jnp.where(is_sampled_B11, filter_logits(whole_BWV, rows), whole_BWV)
 
 
 def choose_tokens(
     logits_BWV: Float[Array, "B W v"],
     noise_BWV: Float[Array, "b W V"],
     rows: SamplingRows,
-    text: RowText,  # noqa: ARG001  penalties will look at it
+    text: RowText,
     parallel: Parallel = NO_PARALLEL,
 ) -> Int[Array, "b W"]:
-    """The token of each row: argmax(adjusted logits + noise), with `target_noise` of the positions drawn for.
+    """The token of each row: argmax(`law_logits` + noise), with `target_noise` of the positions drawn for.
 
     `text`: what each row speaks after.
 
@@ -128,10 +97,9 @@ def choose_tokens(
     """
 
     def sampled() -> Array:
-        whole_BWV = parallel.whole_logits(logits_BWV)
+        law_BWV = law_logits(parallel.whole_logits(logits_BWV), rows, text)
         is_sampled_B11 = rows.temperature_B[:, None, None] > 0
-        scores_BWV = jnp.where(is_sampled_B11, adjust_logits(whole_BWV, rows) + noise_BWV, whole_BWV)
-        return NO_PARALLEL.argmax_over_vocab(scores_BWV)
+        return NO_PARALLEL.argmax_over_vocab(jnp.where(is_sampled_B11, law_BWV + noise_BWV, law_BWV))
 
     return lax.cond(rows.needs.samples, sampled, lambda: greedy_tokens(logits_BWV, parallel))
 

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtp_jax.core.config import FLOAT32_RANGE, SamplingParams
+from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.sampling import (
     Stream,
-    adjust_logits,
     choose_tokens,
     gumbel_noise,
     target_noise,
@@ -23,7 +23,7 @@ VOCAB = 12
 
 
 OTHER_STREAMS = [(0, 0, stream) for stream in Stream if stream is not Stream.TARGET]
-adjusted = jax.jit(adjust_logits)
+adjusted = jax.jit(filter_logits)
 chosen = jax.jit(lambda logits, noise, rows: choose_tokens(logits, noise, rows, no_text(logits)))
 noise = jax.jit(gumbel_noise, static_argnums=2)
 IDS = jnp.arange(VOCAB, dtype=jnp.int32)
