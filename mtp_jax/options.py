@@ -101,7 +101,7 @@ def resolve_dtype(dtype: str) -> str | None:
 
 def _check_variants(speculative: SpeculativeConfig) -> None:
     """Raises `ConfigError` for a name that its table lacks: the engine would say so too, but after compiling."""
-    check_method(speculative.method)
+    check_method(speculative)
     _ = RULES[speculative.acceptance], POLICIES[speculative.policy]
 
 

@@ -144,6 +144,8 @@ class SpeculativeConfig:
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
     policy, until probes find them kept again; None never does.
+    `prompt_lookup_min`, `prompt_lookup_max`: how many of the last tokens "ngram" looks up (2 to 5 by default; from 5 on
+    "ngram_mtp" prefers what it finds to the MTP layers' drafts).
     """
 
     method: str | None = "mtp"
@@ -155,6 +157,8 @@ class SpeculativeConfig:
     near_limit: str = "row_cap"
     acceptance: str = "match"
     draft_sampling: str = "coupled"
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
 
     def __post_init__(self) -> None:
         # Variants are named here and known to their tables alone, so that one more is one line there.
@@ -169,6 +173,7 @@ class SpeculativeConfig:
         is_plain = self.method is None
         object.__setattr__(self, "num_speculative_tokens", 0 if is_plain else int(self.num_speculative_tokens))
         self._check_gate()
+        self._check_lookup()
         if (self.draft_len_schedule is not None) != (self.policy == "schedule"):
             raise ConfigError('draft_len_schedule goes with policy="schedule", and that policy needs it.')
         if self.draft_len_schedule is not None:
@@ -200,6 +205,16 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"acceptance_window is {self.acceptance_window}, and nothing looks at it without "
                 "disable_below_acceptance; set that too."
+            )
+
+    def _check_lookup(self) -> None:
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        for name, value in (("prompt_lookup_min", shortest), ("prompt_lookup_max", longest)):
+            if value is not None:
+                _require_int(name, value, 1, None)
+        if shortest is not None and longest is not None and shortest > longest:
+            raise ConfigError(
+                f"prompt_lookup_min is {shortest} and prompt_lookup_max {longest}; the first must not be the larger."
             )
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:

@@ -197,10 +197,13 @@ class Drafts:
 
     `probs_BKV` None means the law of each draft is one-hot (it was not drawn by a coin of its own): an argmax or a
     coupled draft. A rule that needs the law of sampled drafts gets the very array they were drawn from.
+    `num_proposed`: how many of a slot's drafts the proposer stands by, where it may be fewer than K; the rest is filler
+    and is neither accepted nor counted.
     """
 
     tokens_BK: Int[Array, "B K"]
     probs_BKV: Float[Array, "B K V"] | None = None
+    num_proposed: Int[Array, " B"] | None = None
 
 
 @struct.dataclass

@@ -87,26 +87,46 @@ def choose_tokens(
     rows: SamplingRows,
     text: RowText,
     parallel: Parallel = NO_PARALLEL,
+    ids_N: Int[Array, " N"] | None = None,
 ) -> Int[Array, "b W"]:
     """The token of each row: argmax(`law_logits` + noise), with `target_noise` of the positions drawn for.
 
-    `text`: what each row speaks after.
+    `text`: what each row speaks after. `ids_N`: the token of each column, where the logits are those of a drafter with
+    a vocabulary of its own; the tokens returned are always the target's.
 
     On a mesh the logits are those of all data shards' slots over this device's part of the vocabulary; the tokens those
     of this data shard. Greedy rows take the argmax, ties to the lowest id, whatever else is in the batch.
     """
 
     def sampled() -> Array:
-        law_BWV = law_logits(parallel.whole_logits(logits_BWV), rows, text)
+        whole_BWV = parallel.whole_logits(logits_BWV)
+        if ids_N is not None:
+            whole_BWV = over_target_vocab(whole_BWV, ids_N, noise_BWV.shape[-1])
+        law_BWV = law_logits(whole_BWV, rows, text)
         is_sampled_B11 = rows.temperature_B[:, None, None] > 0
         return NO_PARALLEL.argmax_over_vocab(jnp.where(is_sampled_B11, law_BWV + noise_BWV, law_BWV))
 
-    return lax.cond(rows.needs.samples, sampled, lambda: greedy_tokens(logits_BWV, parallel))
+    return lax.cond(rows.needs.samples, sampled, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
 
 
-def greedy_tokens(logits_BWV: Float[Array, "B W v"], parallel: Parallel = NO_PARALLEL) -> Int[Array, "b W"]:
-    """The most likely token of each row of this data shard; logits as in `choose_tokens`."""
-    return parallel.own_slots(parallel.argmax_over_vocab(logits_BWV))
+def greedy_tokens(
+    logits_BWV: Float[Array, "B W v"], parallel: Parallel = NO_PARALLEL, ids_N: Int[Array, " N"] | None = None
+) -> Int[Array, "b W"]:
+    """The most likely token of each row of this data shard; logits and `ids_N` as in `choose_tokens`."""
+    columns_BW = parallel.own_slots(parallel.argmax_over_vocab(logits_BWV))
+    return columns_BW if ids_N is None else ids_N[columns_BW]
+
+
+def over_target_vocab(
+    logits_BWN: Float[Array, "B W N"], ids_N: Int[Array, " N"], vocab_size: int
+) -> Float[Array, "B W V"]:
+    """Logits of a drafter's own vocabulary in the target's columns: -inf, so of no probability, everywhere else.
+
+    >>> over_target_vocab(jnp.array([[[1.0, 2.0]]]), jnp.array([3, 0]), 4).tolist()
+    [[[2.0, -inf, -inf, 1.0]]]
+    """
+    nothing = jnp.full((*logits_BWN.shape[:2], vocab_size), -jnp.inf, logits_BWN.dtype)
+    return nothing.at[:, :, ids_N].set(logits_BWN, mode="promise_in_bounds", unique_indices=True)
 
 
 def token_logprobs(

@@ -8,19 +8,29 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.variants import Variants
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.proposers.api import DraftProposer
-from mtp_jax.proposers.mtp import mtp_eagle, mtp_vanilla
-from mtp_jax.proposers.none import NoDraft
+from mtp_jax.proposers.lookup_first import LookupFirst
+from mtp_jax.proposers.mtp import Mtp, mtp_eagle, mtp_vanilla
+from mtp_jax.proposers.ngram import PromptLookup, ngram
+from mtp_jax.proposers.none import NO_DRAFT
 
 PROPOSERS: Variants[str | None, Callable[[ModelFamily, SpeculativeConfig], DraftProposer]] = Variants(
     "method",
     {
-        None: lambda family, spec: NoDraft(),
+        None: lambda family, spec: NO_DRAFT,
         "mtp_eagle": lambda family, spec: mtp_eagle(spec.draft_sampling),  # type: ignore[arg-type]
         "mtp_vanilla": lambda family, spec: mtp_vanilla(family.num_mtp_layers, spec.draft_sampling),  # type: ignore[arg-type]
+        "ngram": lambda family, spec: ngram(*_match_lens(spec, shortest=2)),
+        "ngram_mtp": lambda family, spec: LookupFirst(PromptLookup(*_match_lens(spec, shortest=5)), _mtp(family, spec)),
     },
 )
 _ANY_MTP = "mtp"
-_NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla"})
+_NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"})
+_LONGEST_MATCH = 5
+_METHODS_OF_OPTION = {
+    "prompt_lookup_min": ("ngram", "ngram_mtp"),
+    "prompt_lookup_max": ("ngram", "ngram_mtp"),
+}
+"""Options of `SpeculativeConfig` that only some methods take; their default is None."""
 
 
 def method_names() -> tuple[str, ...]:
@@ -28,11 +38,19 @@ def method_names() -> tuple[str, ...]:
     return (_ANY_MTP, *(name for name in PROPOSERS if name is not None))
 
 
-def check_method(method: str | None) -> None:
-    """Raises `ConfigError` for a name that no proposer has."""
+def check_method(spec: SpeculativeConfig) -> None:
+    """Raises `ConfigError` for a method that no proposer has, and for an option that the method would ignore."""
+    method = spec.method
     if method is not None and method not in method_names():
         allowed = ", ".join(map(repr, method_names()))
         raise ConfigError(f"method is {method!r}; it must be None or one of {allowed}.")
+    for option, methods in _METHODS_OF_OPTION.items():
+        value = getattr(spec, option)
+        if value is not None and method not in methods:
+            raise ConfigError(
+                f"{option} is {value!r}, which method {method!r} has no use for; "
+                f"leave it out, or use {' or '.join(map(repr, methods))}."
+            )
 
 
 def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | None, int]:
@@ -40,10 +58,10 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
 
     "mtp" with one MTP layer applies it recursively, at any Kmax; with more it uses one layer per draft position, and
     Kmax is limited to the layers, with a warning. A model without MTP layers is refused by methods that need them,
-    and so is an unknown method.
+    and so is what `check_method` refuses.
     """
     method, max_draft_len = spec.method, spec.num_speculative_tokens
-    check_method(method)
+    check_method(spec)
     if method is None:
         return None, 0
     num_layers = family.num_mtp_layers
@@ -54,7 +72,8 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
         )
     if method == _ANY_MTP:
         method = "mtp_eagle" if num_layers == 1 else "mtp_vanilla"
-    if method == "mtp_vanilla" and max_draft_len > num_layers:
+    is_one_per_position = method == "mtp_vanilla" or (method == "ngram_mtp" and num_layers > 1)
+    if is_one_per_position and max_draft_len > num_layers:
         warnings.warn(
             f"num_speculative_tokens={max_draft_len} exceeds the checkpoint's {num_layers} MTP layers, one per draft "
             f"position; drafting {num_layers} tokens a step.",
@@ -62,3 +81,18 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
         )
         max_draft_len = num_layers
     return method, max_draft_len
+
+
+def _mtp(family: ModelFamily, spec: SpeculativeConfig) -> Mtp:
+    """What "mtp" means for this checkpoint."""
+    if family.num_mtp_layers == 1:
+        return mtp_eagle(spec.draft_sampling)  # type: ignore[arg-type]
+    return mtp_vanilla(family.num_mtp_layers, spec.draft_sampling)  # type: ignore[arg-type]
+
+
+def _match_lens(spec: SpeculativeConfig, *, shortest: int) -> tuple[int, int]:
+    """(shortest, longest) match of prompt lookup; a bound left open makes room for the one that was given."""
+    low, high = spec.prompt_lookup_min, spec.prompt_lookup_max
+    if low is None:
+        low = shortest if high is None else min(shortest, high)
+    return low, max(_LONGEST_MATCH, low) if high is None else high

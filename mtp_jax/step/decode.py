@@ -1,5 +1,7 @@
 """One decode step, the four verbs in one call: draft, verify, accept, commit."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
@@ -45,6 +47,8 @@ def decode_step(
 
     carry = slot_prefix(state.carry, shape.slots)
     drafts, carry, draft_kv = program.proposer.propose(model, carry, state.draft_kv, slots, draft_len=shape.draft_len)
+    if drafts.num_proposed is not None:
+        slots = replace(slots, draft_cap=jnp.minimum(slots.draft_cap, drafts.num_proposed))
     verified, kv = verify(model, state.kv, slots, drafts)
     accepted = program.rule.accept(drafts, verified.logits_BWV, slots, program.parallel)
 

@@ -38,13 +38,16 @@ def toy_engine(
     num_pages: int | None = None,
     data: int = 1,
     model: int = 1,
+    **drafting: Any,
 ) -> Engine:
     """An engine over `family`, built once for each set of arguments; call `restart` on it before each use.
 
-    By default the pool lets every slot be full. Compiled without most optimizations: a toy's steps are short, its
-    compiles are not.
+    By default the pool lets every slot be full. `drafting`: more fields of its `SpeculativeConfig`. Compiled without
+    most optimizations: a toy's steps are short, its compiles are not.
     """
-    speculative = SpeculativeConfig(method=method, num_speculative_tokens=max_draft_len, draft_sampling=draft_sampling)
+    speculative = SpeculativeConfig(
+        method=method, num_speculative_tokens=max_draft_len, draft_sampling=draft_sampling, **drafting
+    )
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

@@ -89,6 +89,29 @@ def plain_drafts(
     return tuple(longer[len(text) :])
 
 
+def plain_lookup(text: Sequence[int], num_drafts: int, max_match: int) -> tuple[tuple[int, ...], int]:
+    """What prompt lookup copies after `text`, and the length of the match; `((), 0)` where its last token is new.
+
+    The copy begins after the earlier place that ends most like the text, of equals the latest, and goes on into itself.
+
+    >>> plain_lookup([5, 6, 7, 5, 6], 4, max_match=3)
+    ((7, 5, 6, 7), 2)
+    """
+    best_len, best_end = 0, -1
+    for end in range(1, len(text)):
+        match_len = 0
+        while match_len < min(max_match, end) and text[end - 1 - match_len] == text[len(text) - 1 - match_len]:
+            match_len += 1
+        if match_len >= max(best_len, 1):
+            best_len, best_end = match_len, end
+    if best_len == 0:
+        return (), 0
+    longer = list(text)
+    for index in range(num_drafts):
+        longer.append(longer[best_end + index])
+    return tuple(longer[len(text) :]), best_len
+
+
 def filtered_logits(logits_V: Float[np.ndarray, " V"], params: SamplingParams) -> Float[np.ndarray, " V"]:
     """Logits over temperature, then top-k, then top-p; -inf where filtered out. What equals the last kept stays too.
 

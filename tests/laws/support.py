@@ -7,9 +7,12 @@ from typing import cast
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.requests import Progress, Request
+from mtp_jax.proposers.from_text import FromText
+from mtp_jax.proposers.lookup_first import LookupFirst
+from mtp_jax.proposers.ngram import PromptLookup
 from mtp_jax.testing.driving import Run
 from mtp_jax.testing.engines import toy_engine
-from mtp_jax.testing.oracle import PlainResult, plain_decode, plain_drafts
+from mtp_jax.testing.oracle import PlainResult, plain_decode, plain_drafts, plain_lookup
 from mtp_jax.testing.toy_family import ToyFamily
 
 THREE_SLOTS = functools.partial(toy_engine)
@@ -35,13 +38,42 @@ PAGES_OF_64 = functools.partial(
 TWO_MTP_LAYERS = functools.partial(
     toy_engine, ToyFamily(num_mtp_layers=2), max_draft_len=2, prefill_chunk=1, max_num_seqs=2, max_model_len=40
 )
+LOOKUP = functools.partial(
+    toy_engine, ToyFamily(vocab_size=4), method="ngram", max_num_seqs=2, max_model_len=40, prompt_lookup_min=1
+)
+LOOKUP_FIRST = functools.partial(
+    toy_engine,
+    ToyFamily(vocab_size=4),
+    method="ngram_mtp",
+    max_draft_len=2,
+    max_num_seqs=1,
+    max_model_len=40,
+    prompt_lookup_min=2,
+)
 ENGINES: dict[str, Callable[[], Engine]] = {
     "recursive, pages of 4, three slots": THREE_SLOTS,
     "recursive, latent, pages of 1, chunks of 5": PAGES_OF_1,
     "three MTP layers, latent, pages of 16, chunks of 3, two slots": PAGES_OF_16,
     "first of two MTP layers again and again, pages of 64": PAGES_OF_64,
     "two MTP layers, pages of 4, chunks of 1, two slots": TWO_MTP_LAYERS,
+    "prompt lookup, two slots": LOOKUP,
+    "prompt lookup, then an MTP layer": LOOKUP_FIRST,
 }
+
+
+def expected_drafts(engine: Engine, request: Request, text: Sequence[int], num_drafts: int) -> tuple[int, ...]:
+    """What the engine's proposer must say after `text`; `num_drafts` of it, or nothing where it must say nothing."""
+    proposer = engine.program.proposer
+    lookup = proposer.lookup if isinstance(proposer, LookupFirst) else None
+    if isinstance(proposer, FromText) and isinstance(proposer.draft, PromptLookup):
+        lookup = proposer.draft
+    if lookup is not None:
+        drafts, match_len = plain_lookup(text, num_drafts, lookup.max_match)
+        if match_len >= lookup.min_match:
+            return drafts
+        if not isinstance(proposer, LookupFirst):
+            return ()
+    return plain_drafts(toy(engine).plain_draft_logits, request, text, num_drafts)
 
 
 def toy(engine: Engine) -> ToyFamily:
@@ -79,4 +111,4 @@ def assert_one_plain(engine: Engine, request: Request, last: Progress) -> None:
     text = (*request.prompt, *expected.tokens)
     for record in last.state.records:
         known = text[: record.committed_len_before + 1]
-        assert record.drafts == plain_drafts(toy(engine).plain_draft_logits, request, known, len(record.drafts))
+        assert record.drafts == expected_drafts(engine, request, known, len(record.drafts))

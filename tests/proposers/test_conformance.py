@@ -25,9 +25,24 @@ PAGE_TABLE = 1 + np.arange(NUM_SLOTS * PAGES_PER_SLOT, dtype=np.int32).reshape(N
 Started = tuple[Any, tuple[LayerKV, ...]]
 
 
+def built(method: str | None) -> DraftProposer:
+    return PROPOSERS[method](FAMILY, SpeculativeConfig(method=method, num_speculative_tokens=KMAX if method else 0))
+
+
 @pytest.fixture(params=PROPOSERS, ids=str, scope="module")
 def proposer(request: pytest.FixtureRequest) -> DraftProposer:
-    return PROPOSERS[request.param](FAMILY, SpeculativeConfig(num_speculative_tokens=KMAX))
+    return built(request.param)
+
+
+at_every_length = pytest.mark.parametrize(
+    ("proposer", "draft_len"),
+    [
+        pytest.param(built(method), draft_len, id=f"{method}-{draft_len}")
+        for method in PROPOSERS
+        for draft_len in range(1 if method is None else KMAX + 1)  # plain decoding is never asked for drafts
+    ],
+    scope="module",
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +102,10 @@ def test_proposers_are_frozen_and_hashable(proposer: DraftProposer) -> None:
     assert hash(proposer) == hash(proposer)
 
 
-@pytest.mark.parametrize("draft_len", range(KMAX + 1))
+@at_every_length
 def test_the_carry_keeps_its_form_for_every_draft_length(
     proposer: DraftProposer, started: Started, draft_len: int
 ) -> None:
-    if draft_len and not proposer.draft_kv_specs(FAMILY):
-        pytest.skip("proposes nothing, at any length")
     carry, draft_kv = started
     assert all(leaf.shape[0] == NUM_SLOTS for leaf in jax.tree.leaves(carry))
     drafts, after, kv_after = step(
@@ -105,11 +118,9 @@ def test_the_carry_keeps_its_form_for_every_draft_length(
     assert facts(kv_after) == facts(draft_kv)
 
 
-@pytest.mark.parametrize("draft_len", range(KMAX + 1))
+@at_every_length
 def test_slots_that_are_not_live_are_left_alone(proposer: DraftProposer, started: Started, draft_len: int) -> None:
     """Carry and pages of slot 1 stay as they are, bit for bit, while its neighbours step."""
-    if draft_len and not proposer.draft_kv_specs(FAMILY):
-        pytest.skip("proposes nothing, at any length")
     carry, draft_kv = started
     live = [True, False, True]
     _, after, kv_after = step(
@@ -122,13 +133,11 @@ def test_slots_that_are_not_live_are_left_alone(proposer: DraftProposer, started
         assert (np.asarray(before_leaf) != np.asarray(after_leaf)).any()  # the neighbours' pages did change
 
 
-@pytest.mark.parametrize("draft_len", range(KMAX + 1))
+@at_every_length
 def test_entries_of_committed_positions_are_written_whatever_the_length(
     proposer: DraftProposer, started: Started, draft_len: int
 ) -> None:
     """Every layer's entries below c - 1 - (its depth) are there after a step, the pending token's pair included."""
-    if draft_len and not proposer.draft_kv_specs(FAMILY):
-        pytest.skip("proposes nothing, at any length")
     carry, draft_kv = started
     blank = jax.tree.map(lambda pages: pages.at[0].set(jnp.nan), draft_kv)
     _, _, kv_after = step(

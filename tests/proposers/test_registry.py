@@ -7,7 +7,7 @@ import pytest
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.proposers.mtp import mtp_eagle, mtp_vanilla
-from mtp_jax.proposers.none import NoDraft
+from mtp_jax.proposers.none import NO_DRAFT
 from mtp_jax.proposers.registry import PROPOSERS, method_names, resolve_method
 from mtp_jax.testing.toy_family import ToyFamily
 
@@ -49,7 +49,7 @@ def test_the_table_builds_what_was_resolved(num_layers: int) -> None:
     family = ToyFamily(num_mtp_layers=num_layers)
     assert PROPOSERS["mtp_eagle"](family, spec()) == mtp_eagle("coupled")
     assert PROPOSERS["mtp_vanilla"](family, spec()) == mtp_vanilla(num_layers, "coupled")
-    assert PROPOSERS[None](family, spec()) == NoDraft()
+    assert PROPOSERS[None](family, spec()) == NO_DRAFT
 
 
 def test_an_unknown_method_is_refused_with_those_there_are() -> None:
