@@ -1,4 +1,4 @@
-"""A pre-norm decoder with MTP layers: what DeepSeek-V3 and GLM-4.5 share. Families differ in attention and in data."""
+"""A pre-norm decoder with or without MTP layers: what all families share. They differ in attention and in data."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend, TensorSpec, Weights
-from mtp_jax.models.hf_config import HfConfig, num_mtp_layers
+from mtp_jax.models.hf_config import HfConfig
 from mtp_jax.models.layers import Mlp, RmsNorm
 from mtp_jax.models.moe import Moe, MoeConfig
+from mtp_jax.models.mtp_layout import MtpLayout, num_mtp_layers
 from mtp_jax.models.params import ModuleTree, param, same
 from mtp_jax.models.rope import Rope, Rotation
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel, take_embedding
@@ -55,6 +56,7 @@ class MtpDecoder:
     attention: AttentionConfig
     rms_norm_eps: float
     tie_word_embeddings: bool
+    mtp: MtpLayout
     recycle_after_head_norm: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
@@ -80,8 +82,8 @@ class MtpDecoder:
         """Embedding and head that a checkpoint repeats in its MTP layers, and the head of tied embeddings."""
         head = EMBEDDING_NAME if self.tie_word_embeddings else HEAD_NAME
         copies = {HEAD_NAME: EMBEDDING_NAME} if self.tie_word_embeddings else {}
-        for depth in range(self.num_mtp_layers):
-            prefix = f"model.layers.{self.num_layers + depth}"
+        for depth in range(self.num_mtp_layers if self.mtp.has_copies else 0):
+            prefix = self.mtp.prefix(self.num_layers, depth)
             copies[f"{prefix}.embed_tokens.weight"] = EMBEDDING_NAME
             copies[f"{prefix}.shared_head.head.weight"] = head
         return copies
@@ -166,7 +168,7 @@ class DecoderModule(nnx.Module):
     def __init__(self, family: MtpDecoder):
         table = (family.vocab_size, family.hidden_size)
         self.embedding = param(same(EMBEDDING_NAME, *table), ("vocab", None))
-        layers = [DecoderLayer(family, index) for index in range(family.num_layers)]
+        layers = [DecoderLayer(family, index, f"model.layers.{index}") for index in range(family.num_layers)]
         self.layers = nnx.List(layers)
         self.norm = RmsNorm(family.hidden_size, family.rms_norm_eps, "model.norm.weight")
         tied = family.tie_word_embeddings
@@ -175,10 +177,12 @@ class DecoderModule(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)). `index` counts MTP layers after the target's."""
+    """x + attention(norm(x)), then x + feed-forward(norm(x)).
 
-    def __init__(self, family: MtpDecoder, index: int):
-        name = f"model.layers.{index}"
+    `index` counts MTP layers after the target's; checkpoint tensors start with `name`.
+    """
+
+    def __init__(self, family: MtpDecoder, index: int, name: str):
         size, eps = family.hidden_size, family.rms_norm_eps
         self.attention_norm = RmsNorm(size, eps, f"{name}.input_layernorm.weight")
         self.attention = family.attention.build(size, f"{name}.self_attn")
@@ -197,17 +201,18 @@ class DecoderLayer(nnx.Module):
 
 
 class MtpLayer(nnx.Module):
-    """block(eh_proj([enorm(embedding); hnorm(hidden)])); `head_norm` then goes before the target's head."""
+    """block(join([norm(embedding); norm(hidden)])), the two in the layout's order; `head_norm` goes before the head."""
 
     def __init__(self, family: MtpDecoder, depth: int):
-        index = family.num_layers + depth
-        name = f"model.layers.{index}"
+        layout = family.mtp
+        name = layout.prefix(family.num_layers, depth)
         size, eps = family.hidden_size, family.rms_norm_eps
-        self.embedding_norm = RmsNorm(size, eps, f"{name}.enorm.weight")
-        self.hidden_norm = RmsNorm(size, eps, f"{name}.hnorm.weight")
-        self.join = param(same(f"{name}.eh_proj.weight", size, 2 * size).transpose(1, 0), (None, None))
-        self.layer = DecoderLayer(family, index)
-        self.head_norm = RmsNorm(size, eps, f"{name}.shared_head.norm.weight")
+        self.hidden_first = layout.hidden_first
+        self.embedding_norm = RmsNorm(size, eps, f"{name}.{layout.embedding_norm}.weight")
+        self.hidden_norm = RmsNorm(size, eps, f"{name}.{layout.hidden_norm}.weight")
+        self.join = param(same(f"{name}.{layout.join}.weight", size, 2 * size).transpose(1, 0), (None, None))
+        self.layer = DecoderLayer(family, family.num_layers + depth, name)
+        self.head_norm = RmsNorm(size, eps, f"{name}.{layout.head_norm}.weight")
 
     def __call__(
         self,
@@ -218,7 +223,8 @@ class MtpLayer(nnx.Module):
         attend: Attend,
         parallel: Parallel,
     ) -> tuple[Array, Any]:
-        joined = jnp.concatenate([self.embedding_norm(embedded_BWD), self.hidden_norm(hidden_BWD)], axis=-1)
+        pair = (self.embedding_norm(embedded_BWD), self.hidden_norm(hidden_BWD))
+        joined = jnp.concatenate(pair[::-1] if self.hidden_first else pair, axis=-1)
         x_BWD = jnp.einsum("...e,ed->...d", joined, self.join[...])
         return self.layer(x_BWD, rotation, layer_kv, attend, parallel)
 
@@ -229,25 +235,28 @@ def read_decoder(
     *,
     name: str,
     attention: AttentionConfig,
-    moe: MoeConfig | None,
-    num_dense_layers: int,
     rms_norm_eps: float,
+    mtp: MtpLayout,
     recycle_after_head_norm: bool,
+    moe: MoeConfig | None = None,
+    num_dense_layers: int | None = None,
 ) -> MtpDecoder:
     """The decoder of a config. `num_dense_layers` and `rms_norm_eps` stand in for absent fields.
 
     Layers from `first_k_dense_replace` on whose index `moe_layer_freq` divides have experts; MTP layers too, unless the
-    checkpoint's own tensors say otherwise.
+    checkpoint's own tensors say otherwise. `num_dense_layers` None: a family whose configs know no experts.
     """
     config.choice("hidden_act", "silu")
     num_layers = config.integer("num_hidden_layers")
-    num_mtp = num_mtp_layers(config, num_layers, tensor_names)
-    first_moe = config.integer("first_k_dense_replace", num_dense_layers, at_least=0)
-    frequency = config.integer("moe_layer_freq", 1)
-    moe_layers = [index >= first_moe and index % frequency == 0 for index in range(num_layers + num_mtp)]
-    if tensor_names is not None:
-        for index in range(num_layers, num_layers + num_mtp):
-            moe_layers[index] = f"model.layers.{index}.mlp.gate.weight" in tensor_names
+    num_mtp = num_mtp_layers(config, mtp, num_layers, tensor_names)
+    moe_layers = [False] * (num_layers + num_mtp)
+    if num_dense_layers is not None:
+        first_moe = config.integer("first_k_dense_replace", num_dense_layers, at_least=0)
+        frequency = config.integer("moe_layer_freq", 1)
+        moe_layers = [index >= first_moe and index % frequency == 0 for index in range(len(moe_layers))]
+        if tensor_names is not None:
+            for depth in range(num_mtp):
+                moe_layers[num_layers + depth] = f"{mtp.prefix(num_layers, depth)}.mlp.gate.weight" in tensor_names
     return MtpDecoder(
         name=name,
         vocab_size=config.integer("vocab_size"),
@@ -260,6 +269,7 @@ def read_decoder(
         attention=attention,
         rms_norm_eps=config.positive("rms_norm_eps", rms_norm_eps),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
+        mtp=mtp,
         recycle_after_head_norm=recycle_after_head_norm,
         max_position_embeddings=config.integer("max_position_embeddings", at_least=2),
         eos_token_ids=config.token_ids("eos_token_id", config.integer("vocab_size")),

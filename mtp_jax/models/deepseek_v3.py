@@ -22,6 +22,7 @@ from mtp_jax.models.decoder import MtpDecoder, read_decoder
 from mtp_jax.models.hf_config import HfConfig
 from mtp_jax.models.layers import RmsNorm, merge_heads, with_bias
 from mtp_jax.models.moe import read_moe_config
+from mtp_jax.models.mtp_layout import DEEPSEEK_MTP
 from mtp_jax.models.params import param, rows, same
 from mtp_jax.models.rope import Rope, Rotation, pair_order, read_rope, rotary_channels
 from mtp_jax.ops.sharding import Parallel
@@ -156,5 +157,6 @@ def deepseek_v3(config: HfConfig, tensor_names: Collection[str] | None) -> MtpDe
         moe=read_moe_config(config, num_groups=8, num_active_groups=4, scale=2.5),
         num_dense_layers=3,
         rms_norm_eps=1e-6,
+        mtp=DEEPSEEK_MTP,
         recycle_after_head_norm=True,
     )

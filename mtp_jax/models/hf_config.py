@@ -122,39 +122,6 @@ def positive_number(value: Any, what: str) -> float:
     return float(value)
 
 
-def num_mtp_layers(config: HfConfig, num_layers: int, tensor_names: Collection[str] | None) -> int:
-    """MTP layers by the config and by the checkpoint; a `ConfigError` where the two disagree.
-
-    The config says it under one of three names. The checkpoint holds MTP layer d as `model.layers.{num_layers + d}`,
-    with an `eh_proj`. Without tensor names the config is trusted; without a config field the tensors are counted;
-    without both there are none.
-    """
-    stated = {name: config.integer(name, at_least=0) for name in NUM_MTP_LAYERS_NAMES if config.get(name) is not None}
-    if len(set(stated.values())) > 1:
-        listed = " and ".join(f"{name}={value}" for name, value in stated.items())
-        raise ConfigError(f"the config states the number of MTP layers differently: {listed}; they must be equal.")
-    by_config = next(iter(stated.values()), None)
-    if tensor_names is None:
-        return by_config or 0
-    found = sorted(
-        int(match[1])
-        for name in tensor_names
-        if (match := re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name)) is not None
-    )
-    if found != list(range(num_layers, num_layers + len(found))):
-        raise ConfigError(
-            f"the checkpoint's MTP layers are {found}; after {num_layers} layers they must be numbered "
-            f"from {num_layers} on."
-        )
-    if by_config is not None and by_config != len(found):
-        name = next(iter(stated))
-        raise ConfigError(
-            f"config field {name!r} is {by_config} but the checkpoint has {len(found)} MTP layers; "
-            f"set it to {len(found)} or add the missing tensors."
-        )
-    return len(found)
-
-
 def _listed(values: Collection[Any]) -> str:
     return ", ".join(repr(value) for value in values)
 

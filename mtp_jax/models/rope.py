@@ -1,7 +1,7 @@
 """Rotary position embedding, computed from positions: no table, so no longest length is built in.
 
-Scaling types: "default", "linear" (positions divided by a factor) and "yarn" (Peng et al., arXiv 2309.00071, with the
-`mscale` fields that DeepSeek added).
+Scaling types: "default", "linear" (positions divided by a factor), "yarn" (Peng et al., arXiv 2309.00071, with the
+`mscale` fields that DeepSeek added) and "llama3" (Llama 3.1's).
 """
 
 import math
@@ -48,6 +48,26 @@ class YarnScaling:
         return inverse_frequencies * (1 - stretched + stretched / self.factor)
 
 
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's: slow frequencies are divided by `factor`, fast ones are kept, and in between the two are mixed.
+
+    Turns over the original length decide: slow below `low_freq_factor`, fast above `high_freq_factor`, and the share of
+    the kept frequency grows linearly with the turns from the one to the other.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    low_freq_factor: float
+    high_freq_factor: float
+
+    def scale(self, inverse_frequencies: np.ndarray, theta: float) -> np.ndarray:  # noqa: ARG002  as YaRN's
+        """The scaled frequencies."""
+        turns = self.original_max_position_embeddings * inverse_frequencies / (2 * math.pi)
+        kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        return inverse_frequencies * (kept + (1 - kept) / self.factor)
+
+
 def yarn_mscale(factor: float, mscale: float) -> float:
     """YaRN's attention temperature as a factor on queries and keys: 0.1 mscale ln(factor) + 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
@@ -64,14 +84,14 @@ class Rope:
     num_channels: int
     theta: float
     linear_factor: float = 1.0
-    yarn: YarnScaling | None = None
+    scaling: YarnScaling | Llama3Scaling | None = None
     amplitude: float = 1.0
 
     def inverse_frequencies(self) -> np.ndarray:
         """Radians per position of each channel pair, float64 [num_channels / 2]."""
         exponents = np.arange(0, self.num_channels, 2) / self.num_channels
         inverse_frequencies = self.theta**-exponents / self.linear_factor
-        return inverse_frequencies if self.yarn is None else self.yarn.scale(inverse_frequencies, self.theta)
+        return inverse_frequencies if self.scaling is None else self.scaling.scale(inverse_frequencies, self.theta)
 
     def rotation(self, positions_BW: Int[Array, "B W"]) -> "Rotation":
         """Cosine and sine for these positions; computed once and used by every layer."""
@@ -116,6 +136,7 @@ _FIELDS_OF_KIND = {
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
         *("mscale", "mscale_all_dim", "attention_factor", "truncate"),
     ),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
@@ -159,6 +180,14 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
     original_len = _stated_once(config, fields, "original_max_position_embeddings", max_len)
     original_len = int(positive_number(original_len, "rope field 'original_max_position_embeddings'"))
     factor = number("factor", max_len / original_len if kind == "yarn" else None)
+    if kind == "llama3":
+        llama3 = Llama3Scaling(factor, original_len, number("low_freq_factor"), number("high_freq_factor"))
+        if llama3.high_freq_factor <= llama3.low_freq_factor:
+            raise ConfigError(
+                f"rope field 'high_freq_factor' is {llama3.high_freq_factor} and 'low_freq_factor' is "
+                f"{llama3.low_freq_factor}; both count turns, and the higher must be above the lower."
+            )
+        return Rope(num_channels, theta, scaling=llama3), 1.0
     is_tempered = bool(fields.get("mscale_all_dim"))  # zero switches it off
     mscale = yarn_mscale(factor, number("mscale_all_dim")) if is_tempered else 1.0
     if kind == "linear":
@@ -180,7 +209,7 @@ def read_rope(config: HfConfig, num_channels: int) -> tuple[Rope, float]:
             f"rope field 'beta_fast' is {yarn.beta_fast} and 'beta_slow' is {yarn.beta_slow}; "
             "beta_fast counts turns of the faster channels, so it must be at least beta_slow."
         )
-    return Rope(num_channels, theta, yarn=yarn, amplitude=number("attention_factor", amplitude)), mscale
+    return Rope(num_channels, theta, scaling=yarn, amplitude=number("attention_factor", amplitude)), mscale
 
 
 def _stated_once(config: HfConfig, rope_fields: Mapping[str, Any], name: str, default: Any) -> Any:

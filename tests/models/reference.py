@@ -1,4 +1,4 @@
-"""The two families computed plainly: numpy, float64, one token at a time where that is simplest, nothing absorbed.
+"""The families computed plainly: numpy, float64, one token at a time where that is simplest, nothing absorbed.
 
 Reads checkpoint tensors by their published names and the config by its published fields, and shares no code with the
 package, so that agreement means something.
@@ -36,8 +36,13 @@ class Reference:
 
     @property
     def eps(self) -> float:
-        default = {"deepseek_v3": 1e-6, "glm4_moe": 1e-5}[self.config["model_type"]]
-        return self.config.get("rms_norm_eps", default)
+        return self.config.get("rms_norm_eps", 1e-5 if self.config["model_type"] == "glm4_moe" else 1e-6)
+
+    def has_bias(self, is_output: bool) -> bool:
+        """Grouped-query attention: whether q, k and v, or the output, have a bias."""
+        stated = self.config.get("attention_bias", False)
+        by_kind = {"glm4_moe": (stated, False), "qwen2": (True, False), "mimo": (True, False)}
+        return by_kind.get(self.config["model_type"], (stated, stated))[is_output]
 
     def rope_fields(self) -> dict[str, Any]:
         fields = dict(self.config.get("rope_scaling") or self.config.get("rope_parameters") or {})
@@ -70,6 +75,16 @@ class Reference:
                 low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
                 stretch = min(max((pair - low) / (high - low), 0), 1)
                 frequency = (1 - stretch) * frequency + stretch * frequency / fields["factor"]
+            if kind == "llama3":
+                wavelength = 2 * math.pi / frequency
+                length, low, high = (
+                    fields[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+                )
+                if wavelength > length / low:
+                    frequency /= fields["factor"]
+                elif wavelength >= length / high:
+                    smooth = (length / wavelength - low) / (high - low)
+                    frequency = (1 - smooth) * frequency / fields["factor"] + smooth * frequency
             first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + dim // 2)
             angle = position * frequency
             cos, sin = amplitude * math.cos(angle), amplitude * math.sin(angle)
@@ -125,21 +140,22 @@ class Reference:
         config = self.config
         heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
         channels = config.get("head_dim", config["hidden_size"] // heads)
-        has_bias = config.get("attention_bias", False)
         q, k, v = (
-            self.project(x, f"{name}.{part}_proj", has_bias).reshape(len(x), -1, channels) for part in ("q", "k", "v")
+            self.project(x, f"{name}.{part}_proj", self.has_bias(False)).reshape(len(x), -1, channels)
+            for part in ("q", "k", "v")
         )
-        if config.get("use_qk_norm"):
+        if config.get("use_qk_norm") or config["model_type"] == "qwen3":
             q = _rms(q, self.t(f"{name}.q_norm.weight"), self.eps)
             k = _rms(k, self.t(f"{name}.k_norm.weight"), self.eps)
-        fraction = self.rope_fields().get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+        default = 0.5 if config["model_type"] == "glm4_moe" else 1.0
+        fraction = self.rope_fields().get("partial_rotary_factor", config.get("partial_rotary_factor", default))
         rotary = int(channels * fraction)
         for array in (q, k):
             for position in range(len(x)):
                 for head in range(array.shape[1]):
                     array[position, head, :rotary] = self.rotate(array[position, head, :rotary], position, False)
         k, v = (np.repeat(array, heads // groups, axis=1) for array in (k, v))
-        return self.project(self.attend(q, k, v, channels**-0.5), f"{name}.o_proj", False)
+        return self.project(self.attend(q, k, v, channels**-0.5), f"{name}.o_proj", self.has_bias(True))
 
     def gated(self, x: np.ndarray, name: str) -> np.ndarray:
         gate, up = (x @ self.t(f"{name}.{part}_proj.weight").T for part in ("gate", "up"))
@@ -170,8 +186,8 @@ class Reference:
         y = np.stack(out)
         return y + self.gated(x, f"{name}.shared_experts") if config["n_shared_experts"] else y
 
-    def layer(self, x: np.ndarray, index: int) -> np.ndarray:
-        name = f"model.layers.{index}"
+    def layer(self, x: np.ndarray, index: int, name: str | None = None) -> np.ndarray:
+        name = name or f"model.layers.{index}"
         x = x + self.attention(_rms(x, self.t(f"{name}.input_layernorm.weight"), self.eps), f"{name}.self_attn")
         normed = _rms(x, self.t(f"{name}.post_attention_layernorm.weight"), self.eps)
         has_experts = (
@@ -195,9 +211,15 @@ class Reference:
     def draft(self, depth: int, tokens: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(logits, recycled hidden) of MTP layer `depth`; row i pairs hidden i with the token given for it."""
         index = self.config["num_hidden_layers"] + depth
-        name = f"model.layers.{index}"
-        embedded = _rms(self.t("model.embed_tokens.weight")[tokens], self.t(f"{name}.enorm.weight"), self.eps)
-        joined = np.concatenate([embedded, _rms(hidden, self.t(f"{name}.hnorm.weight"), self.eps)], -1)
-        x = self.layer(joined @ self.t(f"{name}.eh_proj.weight").T, index)
-        normed = _rms(x, self.t(f"{name}.shared_head.norm.weight"), self.eps)
-        return self.logits(normed), normed if self.config["model_type"] == "deepseek_v3" else x
+        if self.config["model_type"] == "mimo":
+            name = f"model.mtp_layers.{depth}"
+            names = ("hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm")
+        else:
+            name, names = f"model.layers.{index}", ("hnorm", "enorm", "eh_proj", "shared_head.norm")
+        hidden_norm, token_norm, join, head_norm = (f"{name}.{part}.weight" for part in names)
+        embedded = _rms(self.t("model.embed_tokens.weight")[tokens], self.t(token_norm), self.eps)
+        normed = _rms(hidden, self.t(hidden_norm), self.eps)
+        pair = [normed, embedded] if self.config["model_type"] == "mimo" else [embedded, normed]
+        x = self.layer(np.concatenate(pair, -1) @ self.t(join).T, index, name)
+        out = _rms(x, self.t(head_norm), self.eps)
+        return self.logits(out), x if self.config["model_type"] == "glm4_moe" else out

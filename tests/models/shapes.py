@@ -9,6 +9,13 @@ _COMMON = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 24,
+    "max_position_embeddings": 128,
+    "rope_theta": 100.0,
+    "num_nextn_predict_layers": 1,
+    "eos_token_id": [1, 2],
+    "initializer_range": 0.3,
+}
+_EXPERTS = {
     "moe_intermediate_size": 8,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -17,14 +24,10 @@ _COMMON = {
     "topk_group": 1,
     "norm_topk_prob": True,
     "first_k_dense_replace": 1,
-    "max_position_embeddings": 128,
-    "rope_theta": 100.0,
-    "num_nextn_predict_layers": 1,
-    "eos_token_id": [1, 2],
-    "initializer_range": 0.3,
 }
 _BASES: Mapping[str, dict[str, Any]] = {
     "deepseek_v3": {
+        **_EXPERTS,
         "q_lora_rank": 12,
         "kv_lora_rank": 8,
         "qk_nope_head_dim": 6,
@@ -32,8 +35,26 @@ _BASES: Mapping[str, dict[str, Any]] = {
         "v_head_dim": 5,
         "routed_scaling_factor": 2.5,
     },
-    "glm4_moe": {"num_key_value_heads": 2, "head_dim": 8, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "glm4_moe": {
+        **_EXPERTS,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "llama": {"num_key_value_heads": 2},
+    "mimo": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64, "max_window_layers": 2},
+    "qwen2": {"num_key_value_heads": 2, "sliding_window": 64, "use_sliding_window": False, "max_window_layers": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 8, "max_window_layers": 2},
 }
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+"""At theta 100 some channels turn slowly, some fast, and some in between."""
 _YARN = {
     "type": "yarn",
     "factor": 4.0,
@@ -65,6 +86,7 @@ FEATURES: Mapping[str, dict[str, Any]] = {
     "yarn_mscale": {"rope_scaling": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "yarn_two_mscales": {"rope_scaling": _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}},
     "yarn_new_layout": {"rope_parameters": _YARN | {"rope_theta": 50.0}, "rope_theta": None},
+    "llama3": {"rope_scaling": _LLAMA3},
     "one_kv_head": {"num_key_value_heads": 1},
     "all_kv_heads": {"num_key_value_heads": 4},
     "derived_head_dim": {"head_dim": None},
@@ -91,6 +113,13 @@ SHAPES = (
     ("glm4_moe", "quarter_new_layout", "groups", "no_mtp"),
     ("glm4_moe", "all_channels_rotate", "no_shared", "one_layer"),
     ("glm4_moe", "other_eps", "qk_norm", "no_bias", "five_of_six"),
+    ("llama", "llama3", "no_mtp", "tied"),
+    ("llama", "bias", "all_kv_heads", "linear"),
+    ("llama", "one_kv_head", "other_eps", "yarn", "three_mtp"),
+    ("mimo", "three_mtp", "one_kv_head"),
+    ("qwen2", "yarn", "all_kv_heads", "tied"),
+    ("qwen3", "no_mtp", "bias"),
+    ("qwen3", "tied", "one_kv_head", "other_eps"),
 )
 
 

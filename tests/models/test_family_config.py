@@ -19,7 +19,6 @@ def names_with_mtp_layers(*indices: int) -> list[str]:
     ("field", "value"),
     [
         ("hidden_act", "gelu"),
-        ("sliding_window", 4096),
         ("use_sliding_window", True),
         ("layer_types", ["sliding_attention", "full_attention", "full_attention"]),
         ("quantization_config", {"quant_method": "fp8"}),
@@ -53,6 +52,7 @@ def names_with_mtp_layers(*indices: int) -> list[str]:
         ("eos_token_id", "</s>"),
         ("partial_rotary_factor", 0.4),
         ("moe_layer_freq", [0, 1, 1]),
+        ("mlp_bias", True),
         ("num_nextn_predict_layers", -1),
     ],
 )
@@ -89,7 +89,7 @@ def test_harmless_fields_pass(model_type: str, field: str, value: Any) -> None:
 
 
 def test_an_unknown_model_type_names_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match="'model_type' is 'gpt2'; allowed: 'deepseek_v3', 'glm4_moe'"):
+    with pytest.raises(ConfigError, match="'model_type' is 'gpt2'; allowed: 'deepseek_v3', 'glm4_moe', 'llama'"):
         family_from_config({"model_type": "gpt2"})
     with pytest.raises(ConfigError, match="'model_type' is None"):
         family_from_config({})
@@ -179,6 +179,45 @@ def test_the_checkpoint_says_whether_an_mtp_layer_has_experts() -> None:
 
     assert "model.layers.3.mlp.down_proj.weight" in mtp_tensors(dense)
     assert "model.layers.3.mlp.experts.7.down_proj.weight" in mtp_tensors(with_experts)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe", "llama"])
+def test_a_window_is_refused_where_the_family_knows_none(model_type: str) -> None:
+    with pytest.raises(ConfigError, match="'sliding_window' is 4096"):
+        family_from_config(config_of(model_type, sliding_window=4096))
+
+
+@pytest.mark.parametrize("model_type", ["mimo", "qwen2", "qwen3"])
+def test_a_window_that_no_layer_uses_means_nothing(model_type: str) -> None:
+    plain = family_from_config(config_of(model_type))
+    assert family_from_config(config_of(model_type, sliding_window=4096)) == plain
+    assert family_from_config(config_of(model_type, use_sliding_window=True, max_window_layers=3)) == plain
+    with pytest.raises(ConfigError, match="layers from 2 to 2 would attend a sliding window"):
+        family_from_config(config_of(model_type, use_sliding_window=True, max_window_layers=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"low_freq_factor": 4.0}, "'high_freq_factor' is 4.0 and 'low_freq_factor' is 4.0"),
+        ({"low_freq_factor": None}, "'low_freq_factor' is None"),
+        ({"factor": 0}, "'factor' is 0"),
+        ({"beta_fast": 3}, "'beta_fast' is 3, which rope type 'llama3' does not have"),
+    ],
+)
+def test_llama3_scaling_that_makes_no_sense_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    scaling = config_of("llama", "llama3")["rope_scaling"] | changes
+    with pytest.raises(ConfigError, match=sentence):
+        family_from_config(config_of("llama", rope_scaling=scaling))
+
+
+def test_mimo_counts_its_own_mtp_layers() -> None:
+    names = ["model.mtp_layers.0.input_proj.weight", "model.layers.3.eh_proj.weight"]
+    config = config_of("mimo", num_nextn_predict_layers=None)
+    assert family_from_config(config, names).num_mtp_layers == 1
+    assert family_from_config(config, names[1:]).num_mtp_layers == 0
+    with pytest.raises(ConfigError, match=r"\[1\].*from 0 on"):
+        family_from_config(config, ["model.mtp_layers.1.input_proj.weight"])
 
 
 def test_kv_layouts() -> None:
