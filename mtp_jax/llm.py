@@ -19,6 +19,7 @@ from mtp_jax.engine.launch import OnShape
 from mtp_jax.engine.requests import Progress, Request, StepRecord
 from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.shortlist import with_shortlist
 from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
 from mtp_jax.progress import compile_bar
@@ -57,6 +58,7 @@ class LLM:
             speculative_config,
             on_shape,
             options,
+            loaded.tokens_by_rank,
         )
 
     @classmethod
@@ -69,11 +71,15 @@ class LLM:
         dtype: Any = jnp.float32,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         on_shape: OnShape | None = None,
+        tokens_by_rank: Sequence[int] | None = None,
         **options: Any,
     ) -> "LLM":
-        """An `LLM` over weights that are in memory already, such as a head that was just trained."""
+        """An `LLM` over weights that are in memory already, such as a head that was just trained.
+
+        `tokens_by_rank`: token ids, the most frequent first, which `draft_vocab_size` needs.
+        """
         llm = cls.__new__(cls)
-        llm._start(family, weights, tokenizer, jnp.dtype(dtype), speculative_config, on_shape, options)
+        llm._start(family, weights, tokenizer, jnp.dtype(dtype), speculative_config, on_shape, options, tokens_by_rank)
         return llm
 
     def _start(
@@ -85,6 +91,7 @@ class LLM:
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None,
         on_shape: OnShape | None,
         options: dict[str, Any],
+        tokens_by_rank: Sequence[int] | None,
     ) -> None:
         self.family = family
         self.tokenizer = tokenizer
@@ -92,6 +99,8 @@ class LLM:
         check_option_names(options)
         config = engine_config(family, speculative_config, **options)
         check_memory(family, config, dtype)
+        if config.speculative.draft_vocab_size is not None:
+            weights = with_shortlist(family, weights, tokens_by_rank, config.speculative.draft_vocab_size)
         with nullcontext(on_shape) if on_shape is not None else compile_bar(family, config) as told:
             self.engine = Engine(family, weights, config, dtype=dtype, on_shape=told)
         self._num_requests = 0

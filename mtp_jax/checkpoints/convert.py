@@ -11,6 +11,7 @@ from mtp_jax.checkpoints.folders import CONFIG_FILE, find_model, new_folder, rea
 from mtp_jax.checkpoints.load import load_hf, load_model
 from mtp_jax.checkpoints.orbax_io import fill_folder
 from mtp_jax.checkpoints.safetensors_io import write_tensors
+from mtp_jax.checkpoints.token_ranking import RANKING_FILE
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.hf_config import NUM_MTP_LAYERS_NAMES
 from mtp_jax.models.params import get
@@ -21,6 +22,7 @@ TEXT_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    RANKING_FILE,
 )
 """What makes text of tokens; other weights of the same vocabulary share it."""
 COMPANION_FILES = (*TEXT_FILES, "training.json", "README.md", "LICENSE")

@@ -12,18 +12,23 @@ from mtp_jax.checkpoints.folders import find_model, read_config
 from mtp_jax.checkpoints.manifest import Manifest
 from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER, flatten, restore_weights, unflatten
 from mtp_jax.checkpoints.safetensors_io import INDEX_FILE, SINGLE_FILE, SafetensorsReader
+from mtp_jax.checkpoints.token_ranking import read_ranking
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.registry import family_from_config
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory. `folder` is where it came from (its tokenizer is there); `dtype` what it was loaded in."""
+    """A model in memory. `folder` is where it came from (its tokenizer is there); `dtype` what it was loaded in.
+
+    `tokens_by_rank`: its tokens by how frequent they are, where the folder says (see `token_ranking`).
+    """
 
     family: ModelFamily
     weights: Weights
     folder: Path
     dtype: str
+    tokens_by_rank: tuple[int, ...] | None = None
 
 
 def load_model(model: str | Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:
@@ -53,7 +58,8 @@ def load_hf(folder: Path, *, dtype: str | None = None) -> LoadedModel:
     with SafetensorsReader(folder) as reader:
         family = family_from_config(config, reader.tensors.keys())
         dtype = dtype or checkpoint_dtype(config, source_dtypes(family.tensors(), reader))
-        return LoadedModel(family, assemble(family, reader, dtype), folder, dtype)
+        ranking = read_ranking(folder, family.vocab_size)
+        return LoadedModel(family, assemble(family, reader, dtype), folder, dtype, ranking)
 
 
 def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:
@@ -79,4 +85,4 @@ def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -
         wanted = spec.dtype or dtype
         if array.dtype.name != wanted:
             arrays[name] = jnp.asarray(cast(np.asarray(array), wanted, f"array {name!r} of {folder}"))
-    return LoadedModel(family, unflatten(arrays), folder, dtype)
+    return LoadedModel(family, unflatten(arrays), folder, dtype, read_ranking(folder, family.vocab_size))

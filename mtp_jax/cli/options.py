@@ -95,6 +95,12 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         )
         add("--acceptance-window", type=int, metavar="N", help="first drafts that share is taken over (default: 256)")
     add(
+        "--draft-vocab-size",
+        type=int,
+        metavar="N",
+        help="draft among the N most frequent tokens only; mtp-jax rank-tokens makes the ranking (default: all)",
+    )
+    add(
         "--draft-sampling",
         default=DRAFT_SAMPLINGS[0],
         choices=DRAFT_SAMPLINGS,

@@ -35,12 +35,13 @@ class Model:
     weights: Weights
     tokenizer: Tokenizer | None
     dtype: Any
+    tokens_by_rank: tuple[int, ...] | None
 
 
 def load(options: Namespace) -> Model:
     """The model that `--model` and `--dtype` name. Raises `ConfigError` where there is none."""
     loaded = load_model(options.model, dtype=resolve_dtype(options.dtype))
-    return Model(loaded.family, loaded.weights, load_tokenizer(loaded.folder), loaded.dtype)
+    return Model(loaded.family, loaded.weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
 
 
 def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | None:
@@ -51,6 +52,7 @@ def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | N
         method=options.method,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_sampling=options.draft_sampling,
+        draft_vocab_size=options.draft_vocab_size,
         **more,
     )
 
@@ -88,6 +90,7 @@ def start(model: Model, speculative: SpeculativeConfig | None, settings: Mapping
             dtype=model.dtype,
             speculative_config=speculative,
             on_shape=on_shape,
+            tokens_by_rank=model.tokens_by_rank,
             **settings,
         )
 

@@ -144,6 +144,7 @@ class SpeculativeConfig:
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
     policy, until probes find them kept again; None never does.
+    `draft_vocab_size`: MTP layers draft among so many of the most frequent tokens, by the ranking beside the weights.
     `prompt_lookup_min`, `prompt_lookup_max`: how many of the last tokens "ngram" looks up (2 to 5 by default; from 5 on
     "ngram_mtp" prefers what it finds to the MTP layers' drafts).
     """
@@ -157,6 +158,7 @@ class SpeculativeConfig:
     near_limit: str = "row_cap"
     acceptance: str = "match"
     draft_sampling: str = "coupled"
+    draft_vocab_size: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
 
@@ -174,6 +176,8 @@ class SpeculativeConfig:
         object.__setattr__(self, "num_speculative_tokens", 0 if is_plain else int(self.num_speculative_tokens))
         self._check_gate()
         self._check_lookup()
+        if self.draft_vocab_size is not None:
+            _require_int("draft_vocab_size", self.draft_vocab_size, 1, None)
         if (self.draft_len_schedule is not None) != (self.policy == "schedule"):
             raise ConfigError('draft_len_schedule goes with policy="schedule", and that policy needs it.')
         if self.draft_len_schedule is not None:

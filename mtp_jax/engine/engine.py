@@ -22,6 +22,7 @@ from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStat
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.sharding import check_mesh
+from mtp_jax.models.shortlist import check_shortlist
 from mtp_jax.ops.placement import Placement
 from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.registry import NEEDS_STEP_COSTS, policy_of
@@ -56,6 +57,7 @@ class Engine:
             speculative = replace(speculative, num_speculative_tokens=max_draft_len)
         self.config = replace(config, speculative=speculative)
         check_mesh(family, config.mesh)
+        check_shortlist(weights, speculative.draft_vocab_size, config.mesh)
         placement = Placement.of(config.mesh)
         check_same_everywhere(self.config, family, dtype)
         self.family = family

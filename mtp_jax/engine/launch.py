@@ -21,6 +21,7 @@ from mtp_jax.engine.decisions import LaunchDecision
 from mtp_jax.engine.readback import Launch, fastest_in_turns, start_copy, wait_until_done
 from mtp_jax.models.api import Weights
 from mtp_jax.models.sharding import weight_specs
+from mtp_jax.models.shortlist import SHORTLIST, shortlist_specs
 from mtp_jax.ops.placement import Placement
 from mtp_jax.step.program import StepProgram, init_state, state_specs
 from mtp_jax.step.run import make_run
@@ -52,6 +53,8 @@ class Launcher:
         self._batch = batch
         self._placement = placement
         self._weight_specs = weight_specs(program.family, placement.rules)
+        if SHORTLIST in weights:
+            self._weight_specs = {**self._weight_specs, **shortlist_specs(program.family, placement.rules)}
         self._state_specs = state_specs(program, config, dtype, placement.rules)
         self._weights = weights if placement.mesh is None else placement.put(weights, self._weight_specs)
         # Committed to its devices from the start, as every later state is: a launch would compile again otherwise.

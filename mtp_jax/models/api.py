@@ -144,6 +144,11 @@ class ModelFamily(Protocol):
         """
         ...
 
+    @property
+    def head_path(self) -> tuple[str, ...]:
+        """The weight whose rows `draft_unembed` turns into logits, one a token: a draft shortlist has some of them."""
+        ...
+
     def draft_unembed(
         self, weights: Weights, depth: int, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL
     ) -> Float[Array, "*x V"]:

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from mtp_jax.core.types import LayerKV
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.shortlist import drafting_weights, shortlist_ids
 from mtp_jax.ops.attention import PagedAttend
 from mtp_jax.ops.kv_cache import row_positions
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
@@ -73,9 +74,15 @@ class BoundModel:
         )
         return head_BWD, recycled_BWD, _replaced(draft_kv, depth, layer_kv)
 
+    @property
+    def draft_ids(self) -> Int[Array, " N"] | None:
+        """The token of each column of `draft_unembed`; None: column and token are the same."""
+        return shortlist_ids(self.weights)
+
     def draft_unembed(self, depth: int, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:
-        """MTP layer `depth`'s float32 logits, on a mesh as those of `unembed`."""
-        return self.family.draft_unembed(self.weights, depth, self.parallel.gather_slots(hidden_BWD), self.parallel)
+        """MTP layer `depth`'s float32 logits, on a mesh as those of `unembed`; of the shortlist, if there is one."""
+        weights = drafting_weights(self.family, self.weights)
+        return self.family.draft_unembed(weights, depth, self.parallel.gather_slots(hidden_BWD), self.parallel)
 
 
 def _replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:

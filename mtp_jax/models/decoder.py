@@ -150,6 +150,11 @@ class MtpDecoder:
         head_BWD = mtp.head_norm(x_BWD)
         return head_BWD, head_BWD if self.recycle_after_head_norm else x_BWD, layer_kv
 
+    @property
+    def head_path(self) -> tuple[str, ...]:
+        """See `ModelFamily.head_path`."""
+        return ("embedding",) if self.tie_word_embeddings else ("head",)
+
     def draft_unembed(
         self, weights: Weights, depth: int, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL
     ) -> Float[Array, "*x V"]:

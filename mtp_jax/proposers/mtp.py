@@ -130,7 +130,7 @@ def _recursive(
     drafts = no_drafts(slots)
     for j in range(1, draft_len + 1):
         logits_B1V = model.draft_unembed(0, head_BWD)
-        drafts = with_next_draft(drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel)
+        drafts = with_next_draft(drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel, model.draft_ids)
         draft_BW = drafts.tokens_BK[:, -1:]
         if j < draft_len:
             is_drafting = slots.live & (j <= slots.draft_cap)
@@ -155,7 +155,9 @@ def _one_per_position(
         head_BFD, hidden_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
         if depth < draft_len:
             logits_B1V = model.draft_unembed(depth, _last_row(head_BFD, carry))
-            drafts = with_next_draft(drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel)
+            drafts = with_next_draft(
+                drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel, model.draft_ids
+            )
             next_column = carry.num_fresh + depth
             tokens_BX = tokens_BX.at[slot_index, next_column].set(drafts.tokens_BK[:, -1], mode="drop")
     return drafts, draft_kv

@@ -27,6 +27,7 @@ _ANY_MTP = "mtp"
 _NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"})
 _LONGEST_MATCH = 5
 _METHODS_OF_OPTION = {
+    "draft_vocab_size": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"),
     "prompt_lookup_min": ("ngram", "ngram_mtp"),
     "prompt_lookup_max": ("ngram", "ngram_mtp"),
 }

@@ -17,6 +17,7 @@ import numpy as np
 from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.engine.engine import Engine
 from mtp_jax.models.api import ModelFamily
+from mtp_jax.models.shortlist import with_shortlist
 from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.testing.toy_family import ToyFamily
@@ -59,6 +60,11 @@ def toy_engine(
         max_stop_token_ids=max_stop_token_ids,
     )
     weights = family.init_weights(jax.random.key(0), None)
+    size = speculative.draft_vocab_size
+    if size is not None:
+        # Every third token, then those between them: a shortlist of a toy is not just its lowest ids.
+        ids = range(family.vocab_size)
+        weights = with_shortlist(family, weights, sorted(ids, key=lambda token: (token % 3, token)), size)
     return without_optimizations(lambda: Engine(family, weights, config))
 
 

@@ -67,6 +67,16 @@ class ToyFamily:
             TensorSpec(
                 ("salt",), (), (), ("salt",), ((),), lambda sources: sources[0], lambda array: (array,), dtype="int32"
             ),
+            TensorSpec(
+                ("head",),
+                (self.vocab_size,),
+                (None,),
+                ("head",),
+                ((self.vocab_size,),),
+                lambda sources: sources[0],
+                lambda array: (array,),
+                dtype="int32",
+            ),
         )
 
     def duplicates(self) -> Mapping[str, str]:
@@ -76,7 +86,7 @@ class ToyFamily:
         return ()
 
     def init_weights(self, key: Array, dtype: Any) -> Weights:  # noqa: ARG002
-        return {"salt": jnp.int32(5)}
+        return {"salt": jnp.int32(5), "head": jnp.arange(self.vocab_size, dtype=jnp.int32)}
 
     def _attended_sum(
         self, layer_kv: Any, hash_BWC: Int[Array, "B W C"], positions_BW: Int[Array, "B W"], attend: Attend
@@ -120,7 +130,7 @@ class ToyFamily:
     ) -> Float[Array, "*x V"]:
         sum_xC, is_sound_x = _parts(hidden_BWD)
         state_x = _state(sum_xC, weights["salt"]) + jnp.where(is_sound_x, 0, 1)
-        return parallel.own_vocab(_logits(state_x, self.vocab_size))
+        return parallel.own_vocab(_logits(state_x, weights["head"]))
 
     def draft_forward(
         self,
@@ -140,6 +150,10 @@ class ToyFamily:
         hidden = _hidden(sum_BWC, _is_sum_of_first_hashes(sum_BWC - cached_BWC, depth + 1))
         return hidden, hidden, layer_kv
 
+    @property
+    def head_path(self) -> tuple[str, ...]:
+        return ("head",)
+
     def draft_unembed(
         self,
         weights: Weights,
@@ -150,8 +164,10 @@ class ToyFamily:
         sum_xC, is_whole_x = _parts(hidden_BWD)
         state_x = _state(sum_xC, weights["salt"])
         is_hit_x = is_whole_x & ((state_x * 37 + 11) % 100 < self.draft_hit_percent)
-        logits_xV = _logits(state_x, self.vocab_size) / self.draft_flatness
-        return parallel.own_vocab(jnp.where(is_hit_x[..., None], logits_xV, jnp.roll(logits_xV, 1, axis=-1)))
+        ids_N = weights["head"]
+        spoiled_xN = _logits(state_x, (ids_N - 1) % self.vocab_size)
+        logits_xN = jnp.where(is_hit_x[..., None], _logits(state_x, ids_N), spoiled_xN)
+        return parallel.own_vocab(logits_xN / self.draft_flatness)
 
     def plain_logits(self, tokens: Sequence[int], salt: int = 5) -> Float[np.ndarray, " V"]:
         """Next-token logits after `tokens`, by the definition and without any engine: the oracle of the laws."""
@@ -203,9 +219,10 @@ def _state(sum_xC: Int[Array, "*x C"], salt: Int[Array, ""]) -> Int[Array, "*x"]
     return (jnp.sum(weighted_xC, axis=-1) + salt) % _NUM_STATES
 
 
-def _logits(state_x: Int[Array, "*x"], vocab_size: int) -> Float[Array, "*x V"]:
-    ids = jnp.arange(vocab_size, dtype=jnp.int32)
-    return _logit_64ths(state_x[..., None], jnp.expand_dims(ids, range(state_x.ndim))).astype(jnp.float32) / 64
+def _logits(state_x: Int[Array, "*x"], ids_N: Int[Array, " N"]) -> Float[Array, "*x N"]:
+    """The head's part of the model: a logit for each of these tokens."""
+    logits_64 = _logit_64ths(state_x[..., None], jnp.expand_dims(ids_N, range(state_x.ndim)))
+    return logits_64.astype(jnp.float32) / 64
 
 
 def _logit_64ths(state: Any, token: Any) -> Any:

@@ -72,6 +72,10 @@ class SumFamily:
     def draft_forward(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError("no MTP layers")
 
+    @property
+    def head_path(self) -> tuple[str, ...]:
+        return ("shift",)
+
     def draft_unembed(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError("no MTP layers")
 

@@ -4,9 +4,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import numpy as np
+
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.requests import Progress, Request
+from mtp_jax.models.shortlist import shortlist_ids
 from mtp_jax.proposers.from_text import FromText
 from mtp_jax.proposers.lookup_first import LookupFirst
 from mtp_jax.proposers.ngram import PromptLookup
@@ -50,12 +53,16 @@ LOOKUP_FIRST = functools.partial(
     max_model_len=40,
     prompt_lookup_min=2,
 )
+SHORTLIST = functools.partial(
+    toy_engine, ToyFamily(num_mtp_layers=2), max_draft_len=2, max_num_seqs=1, max_model_len=40, draft_vocab_size=16
+)
 ENGINES: dict[str, Callable[[], Engine]] = {
     "recursive, pages of 4, three slots": THREE_SLOTS,
     "recursive, latent, pages of 1, chunks of 5": PAGES_OF_1,
     "three MTP layers, latent, pages of 16, chunks of 3, two slots": PAGES_OF_16,
     "first of two MTP layers again and again, pages of 64": PAGES_OF_64,
     "two MTP layers, pages of 4, chunks of 1, two slots": TWO_MTP_LAYERS,
+    "two MTP layers over a shortlist": SHORTLIST,
     "prompt lookup, two slots": LOOKUP,
     "prompt lookup, then an MTP layer": LOOKUP_FIRST,
 }
@@ -73,7 +80,15 @@ def expected_drafts(engine: Engine, request: Request, text: Sequence[int], num_d
             return drafts
         if not isinstance(proposer, LookupFirst):
             return ()
-    return plain_drafts(toy(engine).plain_draft_logits, request, text, num_drafts)
+    listed = shortlist_ids(engine.launcher._weights)
+    if listed is None:
+        return plain_drafts(toy(engine).plain_draft_logits, request, text, num_drafts)
+
+    def over_shortlist(tokens: Sequence[int]) -> np.ndarray:
+        logits_V = toy(engine).plain_draft_logits(tokens)
+        return np.where(np.isin(np.arange(len(logits_V)), listed), logits_V, -np.inf).astype(np.float32)
+
+    return plain_drafts(over_shortlist, request, text, num_drafts)
 
 
 def toy(engine: Engine) -> ToyFamily:
