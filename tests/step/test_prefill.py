@@ -47,7 +47,7 @@ def batch_builder() -> BatchBuilder:
 
 step = jax.jit(
     lambda state, packed: prefill_step(
-        {"salt": jnp.int32(5)}, state, packed, program=program(), shape=PrefillShape(len(PROMPT))
+        ToyFamily().init_weights(jax.random.key(0), None), state, packed, program=program(), shape=PrefillShape(len(PROMPT))
     )
 )
 
