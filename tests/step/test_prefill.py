@@ -47,7 +47,7 @@ def batch_builder() -> BatchBuilder:
 
 step = jax.jit(
     lambda state, packed: prefill_step(
-        ToyFamily().init_weights(jax.random.key(0), None), state, packed, program=program(), shape=PrefillShape(len(PROMPT))
+        FAMILY.init_weights(jax.random.key(0), None), state, packed, program=program(), shape=PrefillShape(len(PROMPT))
     )
 )
 
