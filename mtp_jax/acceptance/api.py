@@ -2,6 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.core.types import Accepted, Drafts, SlotView
@@ -30,3 +31,15 @@ def accepted_prefix_len(is_right_BK: Bool[Array, "B K"]) -> Int[Array, " B"]:
     [2, 0]
     """
     return is_right_BK.astype("int32").cumprod(axis=1).sum(axis=1)
+
+
+def drafts_then(drafts: Drafts, num_accepted: Int[Array, " B"], next_token_B1: Int[Array, "B 1"]) -> Int[Array, "B E"]:
+    """`Accepted.tokens_BE` of a rule that lets drafts stand: the accepted ones, then the token that follows them.
+
+    >>> drafts = Drafts(jnp.array([[5, 6, 7], [5, 6, 7]]))
+    >>> drafts_then(drafts, jnp.array([1, 3]), jnp.array([[9], [8]])).tolist()
+    [[5, 9, 9, 9], [5, 6, 7, 8]]
+    """
+    column_1E = jnp.arange(drafts.tokens_BK.shape[1] + 1)[None, :]
+    padded_BE = jnp.concatenate([drafts.tokens_BK, next_token_B1], axis=1)
+    return jnp.where(column_1E < num_accepted[:, None], padded_BE, next_token_B1)

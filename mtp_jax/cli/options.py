@@ -65,7 +65,9 @@ def add_compile_cache(parser: Parser, *, default: bool) -> None:
 
 def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
     """How to draft."""
-    from mtp_jax.proposers.registry import method_names  # loads jax, which `mtp-jax --help` does without
+    # These load jax, which `mtp-jax --help` does without.
+    from mtp_jax.acceptance.registry import RULES
+    from mtp_jax.proposers.registry import method_names
 
     group = parser.add_argument_group("drafting")
 
@@ -102,9 +104,20 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
     )
     add(
         "--draft-sampling",
-        default=DRAFT_SAMPLINGS[0],
         choices=DRAFT_SAMPLINGS,
-        help="how drafts are drawn above temperature 0 (default: %(default)s)",
+        help="how drafts are drawn above temperature 0 (default: what goes best with the acceptance rule)",
+    )
+    add(
+        "--acceptance",
+        default="match",
+        choices=[*RULES],
+        help="match: the tokens are plain decoding's; rejection: their law is (default: %(default)s)",
+    )
+    add(
+        "--block-verification",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="with rejection: judge all drafts of a step as one block, which keeps more of them (default: off)",
     )
 
 

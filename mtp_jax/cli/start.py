@@ -44,6 +44,10 @@ def load(options: Namespace) -> Model:
     return Model(loaded.family, loaded.weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
 
 
+_OPEN = ("draft_sampling",)
+"""Options that are left to the library unless given."""
+
+
 def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | None:
     """The options of `add_speculation`; None with `--method none`."""
     if options.method == NO_METHOD:
@@ -51,8 +55,10 @@ def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | N
     return SpeculativeConfig(
         method=options.method,
         num_speculative_tokens=options.num_speculative_tokens,
-        draft_sampling=options.draft_sampling,
         draft_vocab_size=options.draft_vocab_size,
+        acceptance=options.acceptance,
+        block_verification=options.block_verification,
+        **{name: value for name in _OPEN if (value := getattr(options, name)) is not None},
         **more,
     )
 

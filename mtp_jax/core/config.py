@@ -10,7 +10,7 @@ from enum import StrEnum
 from mtp_jax.core.errors import ConfigError
 
 NEAR_LIMIT_RULES = ("row_cap", "group_zero")
-DRAFT_SAMPLINGS = ("coupled", "greedy")
+DRAFT_SAMPLINGS = ("coupled", "greedy", "probabilistic")
 _ACCEPTANCE_WINDOW = 256
 MAX_DRAFT_LEN = 7
 """Verification handles up to 8 rows a slot: attention kernels are written for W = 1..8."""
@@ -136,6 +136,12 @@ class _Unasked(int):
     """A default that can be told from the same number given by a user."""
 
 
+class _UnaskedName(str):
+    """A default that can be told from the same name given by a user."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """How to draft and how to accept. `method=None` is plain decoding, and goes with no other field.
@@ -144,6 +150,9 @@ class SpeculativeConfig:
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
     policy, until probes find them kept again; None never does.
+    `acceptance`: "match" (every token is plain decoding's own) or "rejection" (every token follows plain decoding's
+    law), which `block_verification` makes keep more drafts. `draft_sampling` follows it unless given: "coupled" with
+    "match", "probabilistic" with "rejection"; "greedy" goes with both.
     `draft_vocab_size`: MTP layers draft among so many of the most frequent tokens, by the ranking beside the weights.
     `prompt_lookup_min`, `prompt_lookup_max`: how many of the last tokens "ngram" looks up (2 to 5 by default; from 5 on
     "ngram_mtp" prefers what it finds to the MTP layers' drafts).
@@ -157,7 +166,8 @@ class SpeculativeConfig:
     acceptance_window: int = _Unasked(_ACCEPTANCE_WINDOW)
     near_limit: str = "row_cap"
     acceptance: str = "match"
-    draft_sampling: str = "coupled"
+    draft_sampling: str = _UnaskedName("coupled")
+    block_verification: bool = False
     draft_vocab_size: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
@@ -168,6 +178,9 @@ class SpeculativeConfig:
         _require_name("policy", self.policy)
         _require_choice("near_limit", self.near_limit, NEAR_LIMIT_RULES)
         _require_name("acceptance", self.acceptance)
+        if isinstance(self.draft_sampling, _UnaskedName):
+            following = "probabilistic" if self.acceptance == "rejection" else "coupled"
+            object.__setattr__(self, "draft_sampling", _UnaskedName(following))
         _require_choice("draft_sampling", self.draft_sampling, DRAFT_SAMPLINGS)
         _require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
         if self.method is None:
@@ -175,6 +188,7 @@ class SpeculativeConfig:
         is_plain = self.method is None
         object.__setattr__(self, "num_speculative_tokens", 0 if is_plain else int(self.num_speculative_tokens))
         self._check_gate()
+        self._check_acceptance()
         self._check_lookup()
         if self.draft_vocab_size is not None:
             _require_int("draft_vocab_size", self.draft_vocab_size, 1, None)
@@ -220,6 +234,23 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"prompt_lookup_min is {shortest} and prompt_lookup_max {longest}; the first must not be the larger."
             )
+
+    def _check_acceptance(self) -> None:
+        is_rejection = self.acceptance == "rejection"
+        if is_rejection and self.draft_sampling == "coupled":
+            raise ConfigError(
+                'draft_sampling is \'coupled\', which goes with acceptance="match"; acceptance="rejection" takes '
+                "'probabilistic' or 'greedy' drafts."
+            )
+        if not is_rejection and self.draft_sampling == "probabilistic":
+            raise ConfigError(
+                f"draft_sampling is 'probabilistic', whose law acceptance={self.acceptance!r} would not look at; "
+                "it takes 'coupled' or 'greedy' drafts."
+            )
+        if not isinstance(self.block_verification, bool):
+            raise ConfigError(f"block_verification is {self.block_verification!r}; it must be True or False.")
+        if self.block_verification and not is_rejection:
+            raise ConfigError(f'block_verification goes with acceptance="rejection", not {self.acceptance!r}.')
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:
         if not schedule:

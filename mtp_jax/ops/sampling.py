@@ -20,12 +20,16 @@ from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
 
 class Stream(IntEnum):
-    """Independent random streams of one request. TARGET is shared by coupled drafts; the others never mix with it."""
+    """Independent random streams of one request. TARGET is shared by coupled drafts; the others never mix with it.
+
+    BLOCK draws nothing: it makes the key of one block of drafts, see `block_keys`.
+    """
 
     TARGET = 0
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
+    BLOCK = 4
 
 
 def gumbel_noise(
@@ -36,6 +40,37 @@ def gumbel_noise(
     Two threefry blocks: the first folds (position, stream) into the request's key, the second takes the token id as
     its counter. 23 random bits give a uniform in (0, 1), both ends excluded.
     """
+    high_BW, low_BW = _fold(key_B2, positions_BW, stream)
+    shape_BWV = (*positions_BW.shape, token_ids_V.shape[0])
+    bits_BWV, _ = threefry2x32_p.bind(
+        jnp.broadcast_to(high_BW[..., None], shape_BWV),
+        jnp.broadcast_to(low_BW[..., None], shape_BWV),
+        jnp.zeros(shape_BWV, jnp.uint32),
+        jnp.broadcast_to(token_ids_V.astype(jnp.uint32), shape_BWV),
+    )
+    return -jnp.log(-jnp.log(_uniform(bits_BWV)))
+
+
+def uniform_coins(key_B2: UInt32[Array, "B 2"], positions_BW: Int[Array, "B W"], stream: Stream) -> Float[Array, "B W"]:
+    """One uniform number in (0, 1) of (request key, position, stream).
+
+    A stream gives these or Gumbel noise, never both.
+    """
+    bits_BW, _ = _fold(key_B2, positions_BW, stream)
+    return _uniform(bits_BW)
+
+
+def block_keys(key_B2: UInt32[Array, "B 2"], committed_len_B: Int[Array, " B"]) -> UInt32[Array, "B 2"]:
+    """Keys of the block of drafts that begins at each slot's committed_len, no two blocks of a request alike.
+
+    For what is looked at beyond the tokens that a step emits: the same position is drafted again in the next step, and
+    must not meet what the last verdict depended on.
+    """
+    high_B1, low_B1 = _fold(key_B2, committed_len_B[:, None], Stream.BLOCK)
+    return jnp.concatenate([high_B1, low_B1], axis=1)
+
+
+def _fold(key_B2: Array, positions_BW: Array, stream: Stream) -> tuple[Array, Array]:
     shape_BW = positions_BW.shape
     high_BW, low_BW = threefry2x32_p.bind(
         jnp.broadcast_to(key_B2[:, :1], shape_BW),
@@ -43,15 +78,11 @@ def gumbel_noise(
         positions_BW.astype(jnp.uint32),
         jnp.full(shape_BW, stream, jnp.uint32),
     )
-    shape_BWV = (*shape_BW, token_ids_V.shape[0])
-    bits_BWV, _ = threefry2x32_p.bind(
-        jnp.broadcast_to(high_BW[..., None], shape_BWV),
-        jnp.broadcast_to(low_BW[..., None], shape_BWV),
-        jnp.zeros(shape_BWV, jnp.uint32),
-        jnp.broadcast_to(token_ids_V.astype(jnp.uint32), shape_BWV),
-    )
-    uniform_BWV = ((bits_BWV >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
-    return -jnp.log(-jnp.log(uniform_BWV))
+    return high_BW, low_BW
+
+
+def _uniform(bits: UInt32[Array, "*x"]) -> Float[Array, "*x"]:
+    return ((bits >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
 
 
 def target_noise(rows: SamplingRows, positions_BW: Int[Array, "B W"], vocab_size: int) -> Float[Array, "B W V"]:
@@ -102,11 +133,17 @@ def choose_tokens(
         whole_BWV = parallel.whole_logits(logits_BWV)
         if ids_N is not None:
             whole_BWV = over_target_vocab(whole_BWV, ids_N, noise_BWV.shape[-1])
-        law_BWV = law_logits(whole_BWV, rows, text)
-        is_sampled_B11 = rows.temperature_B[:, None, None] > 0
-        return NO_PARALLEL.argmax_over_vocab(jnp.where(is_sampled_B11, law_BWV + noise_BWV, law_BWV))
+        return tokens_of_law(law_logits(whole_BWV, rows, text), noise_BWV, rows)
 
     return lax.cond(rows.needs.samples, sampled, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
+
+
+def tokens_of_law(
+    law_BWV: Float[Array, "B W V"], noise_BWV: Float[Array, "B W V"], rows: SamplingRows
+) -> Int[Array, "B W"]:
+    """The tokens that `law_logits` give with this noise; greedy rows take no noise."""
+    is_sampled_B11 = rows.temperature_B[:, None, None] > 0
+    return NO_PARALLEL.argmax_over_vocab(jnp.where(is_sampled_B11, law_BWV + noise_BWV, law_BWV))
 
 
 def greedy_tokens(

@@ -3,14 +3,24 @@
 from typing import Literal
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
-from mtp_jax.core.types import Drafts, SlotView
+from mtp_jax.core.types import Drafts, RowText, SlotView
+from mtp_jax.ops.laws import draw, row_probs
 from mtp_jax.ops.row_text import text_after
-from mtp_jax.ops.sampling import choose_tokens, greedy_tokens
+from mtp_jax.ops.sampling import (
+    Stream,
+    block_keys,
+    choose_tokens,
+    greedy_tokens,
+    gumbel_noise,
+    law_logits,
+    over_target_vocab,
+)
 from mtp_jax.ops.sharding import Parallel
 
-DraftSampling = Literal["coupled", "greedy"]
+DraftSampling = Literal["coupled", "greedy", "probabilistic"]
 
 
 def with_next_draft(
@@ -23,15 +33,48 @@ def with_next_draft(
 ) -> Drafts:
     """The chain of drafts with one more, for the position after the `earlier` ones.
 
-    "coupled": drawn as the target would draw it, with the noise of that position; "greedy": the most likely token.
-    Logits of a mesh as those of `BoundModel.draft_unembed`; `ids_N` names their columns where a drafter has a
-    vocabulary of its own. The noise is always that of the target's ids.
+    "coupled": drawn as the target would draw it, with the noise of that position; "greedy": the most likely token;
+    "probabilistic": drawn with coins of its own, by a law (temperature, filters and all as the request's) that goes
+    along in `Drafts.probs_BKV`. Logits of a mesh as those of `BoundModel.draft_unembed`; `ids_N` names their columns
+    where a drafter has a vocabulary of its own. The noise is always that of the target's ids.
     """
     num_earlier = earlier.tokens_BK.shape[1]
+    text = text_after(slots, earlier.tokens_BK)
+    probs_BKV = None
     if sampling == "greedy":
         draft_B1 = greedy_tokens(logits_B1V, parallel, ids_N)
-    else:
+    elif sampling == "coupled":
         noise_B1V = slots.noise_BWV[:, num_earlier : num_earlier + 1]
-        text = text_after(slots, earlier.tokens_BK)
         draft_B1 = choose_tokens(logits_B1V, noise_B1V, slots.sampling, text, parallel, ids_N)
-    return Drafts(tokens_BK=jnp.concatenate([earlier.tokens_BK, draft_B1], axis=1))
+    else:
+        draft_B1, probs_B1V = _drawn(logits_B1V, slots, text, num_earlier, parallel, ids_N)
+        laws = [probs_B1V] if earlier.probs_BKV is None else [earlier.probs_BKV, probs_B1V]
+        probs_BKV = jnp.concatenate(laws, axis=1)
+    return Drafts(jnp.concatenate([earlier.tokens_BK, draft_B1], axis=1), probs_BKV)
+
+
+def _drawn(
+    logits_B1V: Array, slots: SlotView, text: RowText, num_earlier: int, parallel: Parallel, ids_N: Array | None
+) -> tuple[Int[Array, "b 1"], Float[Array, "b 1 V"]]:
+    """A token of each slot, and the probabilities it was drawn from; those of greedy slots are one-hot.
+
+    The noise is of the block that the step drafts as well as of the position: what falls is drafted again with other
+    noise, since a rule may have looked at it.
+    """
+    rows, vocab_size = slots.sampling, slots.noise_BWV.shape[-1]
+    ids_V = jnp.arange(vocab_size, dtype=jnp.int32)
+
+    def sampled() -> tuple[Array, Array]:
+        whole_B1V = parallel.whole_logits(logits_B1V)
+        if ids_N is not None:
+            whole_B1V = over_target_vocab(whole_B1V, ids_N, vocab_size)
+        probs_B1V = row_probs(law_logits(whole_B1V, rows, text), rows)
+        position_B1 = (slots.committed_len + 1 + num_earlier)[:, None]
+        keys_B2 = block_keys(rows.key_B2, slots.committed_len)
+        return draw(probs_B1V, gumbel_noise(keys_B2, position_B1, Stream.DRAFT, ids_V)), probs_B1V
+
+    def greedy() -> tuple[Array, Array]:
+        draft_B1 = choose_tokens(logits_B1V, slots.noise_BWV[:, :1], rows, text, parallel, ids_N)
+        return draft_B1, (draft_B1[..., None] == ids_V[None, None, :]).astype(jnp.float32)
+
+    return lax.cond(rows.needs.samples, sampled, greedy)

@@ -16,11 +16,14 @@ class CheckFailed(AssertionError):
     """A rule of the bookkeeping does not hold."""
 
 
-def check_step_record(record: StepRecord, *, limit: int, page_size: int | None = None) -> None:
-    """The arithmetic of one decode step of one request under the `match` rule.
+def check_step_record(
+    record: StepRecord, *, limit: int, page_size: int | None = None, acceptance: str = "match"
+) -> None:
+    """The arithmetic of one decode step of one request. Under "match" the tokens are the target's own.
 
-    `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the slot
-    held must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
+    Under any other rule they are the accepted drafts and one more token, the target's own after a whole chain. `limit`
+    is the committed_len at which the request is finished by length. With `page_size` the pages that the slot held must
+    cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
 
     >>> check_step_record(
     ...     StepRecord(
@@ -33,7 +36,6 @@ def check_step_record(record: StepRecord, *, limit: int, page_size: int | None =
     """
     drafts, emitted = record.drafts, record.emitted
     before, after = record.committed_len_before, record.committed_len_after
-    num_right = _common_prefix_len(drafts, record.target_tokens)
     _require(0 <= record.draft_cap <= record.draft_len, f"a cap of {record.draft_cap} under K = {record.draft_len}")
     _require(len(drafts) <= record.draft_cap, f"{len(drafts)} drafts under a cap of {record.draft_cap}")
     _require(
@@ -41,6 +43,22 @@ def check_step_record(record: StepRecord, *, limit: int, page_size: int | None =
         f"{len(record.target_tokens)} target tokens for {len(drafts)} drafts; one row more than drafts is verified",
     )
     _require(bool(emitted), "a live slot emitted nothing")
+    if acceptance == "match":
+        _check_matched(record)
+    else:
+        _check_drafts_stand(record)
+    _require(after - before == len(emitted), f"{before} became {after} with {len(emitted)} tokens emitted")
+    _require(after <= limit, f"committed_len {after} passes the limit {limit}")
+    _require(
+        before + len(drafts) < limit, f"drafts up to position {before + len(drafts)}, at or past the limit {limit}"
+    )
+    if page_size is not None:
+        needed = pages_for(before + len(drafts) + 1, page_size)
+        _require(record.num_pages >= needed, f"wrote into {needed} pages while the slot held {record.num_pages}")
+
+
+def _check_matched(record: StepRecord) -> None:
+    emitted, num_right = record.emitted, _common_prefix_len(record.drafts, record.target_tokens)
     _require(
         emitted == record.target_tokens[: len(emitted)],
         f"emitted {emitted}, but the target says {record.target_tokens}",
@@ -52,14 +70,22 @@ def check_step_record(record: StepRecord, *, limit: int, page_size: int | None =
     _require(
         len(emitted) <= num_right + 1, f"{len(emitted)} tokens emitted after {num_right} right drafts and a bonus token"
     )
-    _require(after - before == len(emitted), f"{before} became {after} with {len(emitted)} tokens emitted")
-    _require(after <= limit, f"committed_len {after} passes the limit {limit}")
+
+
+def _check_drafts_stand(record: StepRecord) -> None:
+    emitted, num_accepted = record.emitted, record.num_accepted
     _require(
-        before + len(drafts) < limit, f"drafts up to position {before + len(drafts)}, at or past the limit {limit}"
+        emitted[:num_accepted] == record.drafts[:num_accepted],
+        f"emitted {emitted} with {num_accepted} drafts accepted of {record.drafts}",
     )
-    if page_size is not None:
-        needed = pages_for(before + len(drafts) + 1, page_size)
-        _require(record.num_pages >= needed, f"wrote into {needed} pages while the slot held {record.num_pages}")
+    _require(
+        num_accepted <= len(emitted) <= num_accepted + 1, f"{len(emitted)} tokens emitted with {num_accepted} accepted"
+    )
+    if len(emitted) == len(record.drafts) + 1:
+        _require(
+            emitted[-1] == record.target_tokens[-1],
+            f"the bonus token is {emitted[-1]}, but the target says {record.target_tokens[-1]}",
+        )
 
 
 def check_trace(
@@ -70,6 +96,7 @@ def check_trace(
     limit: int,
     stop_ids: Sequence[int] = (),
     page_size: int | None = None,
+    acceptance: str = "match",
 ) -> None:
     """All decode steps of one finished request: they join without gap, and bring exactly its tokens.
 
@@ -82,7 +109,7 @@ def check_trace(
     """
     committed_len = prompt_len
     for record in records:
-        check_step_record(record, limit=limit, page_size=page_size)
+        check_step_record(record, limit=limit, page_size=page_size, acceptance=acceptance)
         _require(
             record.committed_len_before == committed_len,
             f"a step began at committed_len {record.committed_len_before}, the one before ended at {committed_len}",

@@ -128,4 +128,5 @@ def _check_finished(engine: Engine, request: Request, last: Progress, deltas: li
             limit=state.limit,
             stop_ids=request.stop_ids,
             page_size=engine.config.cache.page_size,
+            acceptance=engine.config.speculative.acceptance,
         )

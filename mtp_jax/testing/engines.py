@@ -29,7 +29,7 @@ def toy_engine(
     *,
     max_draft_len: int = 3,
     method: str | None = "mtp",
-    draft_sampling: str = "coupled",
+    draft_sampling: str | None = None,
     max_model_len: int = 48,
     max_num_seqs: int = 3,
     page_size: int = 4,
@@ -43,12 +43,13 @@ def toy_engine(
 ) -> Engine:
     """An engine over `family`, built once for each set of arguments; call `restart` on it before each use.
 
-    By default the pool lets every slot be full. `drafting`: more fields of its `SpeculativeConfig`. Compiled without
-    most optimizations: a toy's steps are short, its compiles are not.
+    By default the pool lets every slot be full, and drafts are drawn as the acceptance rule wants. `drafting`: more
+    fields of its `SpeculativeConfig`. Compiled without most optimizations: a toy's steps are short, its compiles are
+    not.
     """
-    speculative = SpeculativeConfig(
-        method=method, num_speculative_tokens=max_draft_len, draft_sampling=draft_sampling, **drafting
-    )
+    if draft_sampling is not None:
+        drafting = {**drafting, "draft_sampling": draft_sampling}
+    speculative = SpeculativeConfig(method=method, num_speculative_tokens=max_draft_len, **drafting)
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

@@ -1,7 +1,10 @@
 """What every acceptance rule of the table must satisfy."""
 
+import functools
 import itertools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +27,12 @@ def slots_of(caps: list[int], width: int, temperature: float = 0.0) -> SlotView:
 
 def verdict(rule: AcceptanceRule, drafts_BK: np.ndarray, logits_BWV: np.ndarray, slots: SlotView) -> Accepted:
     drafts = Drafts(tokens_BK=jnp.asarray(drafts_BK, jnp.int32))
-    return rule.accept(drafts, jnp.asarray(logits_BWV, jnp.float32), slots, NO_PARALLEL)
+    return _jitted(rule)(drafts, jnp.asarray(logits_BWV, jnp.float32), slots, NO_PARALLEL)
+
+
+@functools.cache
+def _jitted(rule: AcceptanceRule) -> Any:
+    return jax.jit(rule.accept, static_argnums=3)
 
 
 @pytest.fixture(params=RULES)

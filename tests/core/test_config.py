@@ -92,6 +92,10 @@ def test_a_parameter_that_is_honoured_is_seen_by_a_law() -> None:
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; it must be an integer from 0 to 7"),
         ({"num_speculative_tokens": 8}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 2.0}, "num_speculative_tokens"),
+        ({"acceptance": "rejection", "draft_sampling": "coupled"}, "draft_sampling is 'coupled', which goes with"),
+        ({"draft_sampling": "probabilistic"}, "draft_sampling is 'probabilistic', whose law acceptance='match'"),
+        ({"block_verification": True}, "block_verification goes with"),
+        ({"acceptance": "rejection", "block_verification": 1}, "block_verification is 1; it must be True or False"),
         ({"policy": "schedule"}, "draft_len_schedule"),
         ({"disable_below_acceptance": 0.0}, "disable_below_acceptance is 0.0; it must be None or a number above 0"),
         ({"disable_below_acceptance": 1.5}, "disable_below_acceptance is 1.5"),
@@ -109,6 +113,16 @@ def test_a_parameter_that_is_honoured_is_seen_by_a_law() -> None:
 def test_a_speculative_configuration_is_checked_at_start(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         SpeculativeConfig(**fields)
+
+
+def test_draft_sampling_follows_the_acceptance_rule_unless_given() -> None:
+    rejection = SpeculativeConfig(acceptance="rejection")
+    assert (SpeculativeConfig().draft_sampling, rejection.draft_sampling) == ("coupled", "probabilistic")
+    assert dataclasses.replace(rejection, acceptance="match") == SpeculativeConfig()
+    greedy = SpeculativeConfig(acceptance="rejection", draft_sampling="greedy")
+    assert dataclasses.replace(greedy, acceptance="match").draft_sampling == "greedy"
+    with pytest.raises(ConfigError, match="coupled"):
+        dataclasses.replace(SpeculativeConfig(draft_sampling="coupled"), acceptance="rejection")
 
 
 @pytest.mark.parametrize(

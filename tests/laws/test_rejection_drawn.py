@@ -1,0 +1,181 @@
+"""Rejection sampling keeps the target's law when it draws: streams, steps and filters, in 200,000 texts."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Float
+
+from mtp_jax.acceptance import rejection
+from mtp_jax.acceptance.match import Match
+from mtp_jax.acceptance.rejection import Rejection
+from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.types import Accepted, Drafts, SamplingRows
+from mtp_jax.ops.filters import filter_logits
+from mtp_jax.ops.sampling import Stream, block_keys, gumbel_noise
+from mtp_jax.ops.sharding import NO_PARALLEL
+from mtp_jax.proposers import drawing
+from mtp_jax.testing.oracle import filtered_logits
+from mtp_jax.testing.rows import sampling_rows, slot_view
+from tests.laws.rejection import Bench, surprise_of
+
+BOUND = 10  # standard deviations of chi-square: no false alarm, and 1% of total variation shows
+TOKENS, BLOCK = Rejection(), Rejection(block_verification=True)
+WARM = SamplingParams(temperature=1.0)
+FILTERED = SamplingParams(temperature=1.5, top_k=6, top_p=0.85)
+
+
+def logits(vocab_size: int, seed: int) -> Float[np.ndarray, "V V"]:
+    return np.random.default_rng(seed).normal(size=(vocab_size, vocab_size)).astype(np.float32) * 1.5
+
+
+def reversed_law(logits_VV: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V V"]:
+    """The target's likeliest token is the drafter's unlikeliest, and so on."""
+    order = np.argsort(logits_VV, axis=1)
+    reverse = np.empty_like(logits_VV)
+    np.put_along_axis(reverse, order, np.sort(logits_VV, axis=1)[:, ::-1], axis=1)
+    return reverse
+
+
+def bench(
+    rule: Rejection, vocab_size: int, params: SamplingParams = WARM, draft_sampling: Any = "probabilistic"
+) -> Bench:
+    target = logits(vocab_size, vocab_size)
+    return Bench(rule, target, reversed_law(target), params, draft_sampling)
+
+
+def next_law(one: Bench) -> Float[np.ndarray, "V V"]:
+    """Of the token after each token, filters written out."""
+    laws = np.exp([filtered_logits(row, one.params).astype(np.float64) for row in one.target_VV])
+    return laws / laws.sum(axis=1, keepdims=True)
+
+
+def surprise_of_first(one: Bench, draft_len: int, *, num_rounds: int = 8) -> float:
+    tokens = one.run((draft_len,), num_rounds=num_rounds)[:, 0]
+    return surprise_of(np.bincount(tokens, minlength=len(one.target_VV)), next_law(one)[0])
+
+
+def surprise_of_pairs(one: Bench, draft_lens: tuple[int, ...], *, num_rounds: int = 8) -> float:
+    """Of tokens 1 and 2 and of tokens 2 and 3, jointly: the larger of both."""
+    size, law_VV = len(one.target_VV), next_law(one)
+    tokens = one.run(draft_lens, num_rounds=num_rounds)
+    found = []
+    for first, start_V in enumerate((law_VV[0], law_VV[0] @ law_VV)):
+        counts = np.bincount(tokens[:, first] * size + tokens[:, first + 1], minlength=size * size)
+        found.append(surprise_of(counts, (start_V[:, None] * law_VV).reshape(-1)))
+    return max(found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "draft_sampling"),
+    [
+        pytest.param(TOKENS, "probabilistic", id="tokens"),
+        pytest.param(TOKENS, "greedy", id="tokens, one-hot", marks=pytest.mark.long),
+        pytest.param(BLOCK, "probabilistic", id="block", marks=pytest.mark.long),
+        pytest.param(BLOCK, "greedy", id="block, one-hot", marks=pytest.mark.long),
+    ],
+)
+def test_adversarial_drafts_leave_the_law_alone(rule: Rejection, draft_sampling: str) -> None:
+    """Vocabulary 16, the drafter's law the target's reversed."""
+    assert surprise_of_first(bench(rule, 16, draft_sampling=draft_sampling), 3) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("rule", "draft_lens"),
+    [
+        pytest.param(TOKENS, (3, 0, 3, 3), id="tokens, 3 0 3 3"),
+        pytest.param(BLOCK, (2, 4, 2), id="block, 2 4 2", marks=pytest.mark.long),
+        pytest.param(TOKENS, (2, 4, 2), id="tokens, 2 4 2", marks=pytest.mark.long),
+        pytest.param(TOKENS, (3, 0, 0, 3, 3), id="tokens, 3 0 0 3 3", marks=pytest.mark.long),
+        pytest.param(BLOCK, (3, 0, 3, 3), id="block, 3 0 3 3", marks=pytest.mark.long),
+        pytest.param(BLOCK, (3, 0, 0, 3, 3), id="block, 3 0 0 3 3", marks=pytest.mark.long),
+    ],
+)
+def test_b08_two_tokens_keep_their_joint_law(rule: Rejection, draft_lens: tuple[int, ...]) -> None:
+    assert surprise_of_pairs(bench(rule, 8), draft_lens) < BOUND
+
+
+def test_filters_shape_the_law_of_target_and_drafts_alike() -> None:
+    """Temperature, then top-k, then top-p: neither side may take them in another order, or leave one out."""
+    assert surprise_of_pairs(bench(TOKENS, 8, FILTERED), (2, 2, 2), num_rounds=2) < BOUND
+
+
+def test_as_many_first_drafts_stand_as_the_laws_share() -> None:
+    """sum of min(p, q) within 4 sigma, dense and one-hot."""
+    for draft_sampling in ("probabilistic", "greedy"):
+        one = bench(TOKENS, 16, draft_sampling=draft_sampling)
+        p_V, q_V = next_law(one)[0], next_law(replace(one, target_VV=one.drafter_VV))[0]
+        share = float(np.minimum(p_V, q_V).sum()) if draft_sampling == "probabilistic" else float(p_V[q_V.argmax()])
+        num_accepted = one.num_accepted(1)
+        assert abs(num_accepted.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(num_accepted))
+
+
+def test_bug_b11_greedy_rows_among_sampled_ones_are_exactly_those_of_match() -> None:
+    """Whatever is drafted and however it is judged; caps and ties included."""
+    rng = np.random.default_rng(0)
+    num_slots, num_drafts = 64, 2
+    logits_BWV = rng.integers(0, 4, size=(num_slots, num_drafts + 1, 8)).astype(np.float32)  # ties
+    params = [SamplingParams(temperature=(0.0, 0.7, 0.0, 2.0)[slot % 4], top_k=slot % 3) for slot in range(num_slots)]
+    cap_B = jnp.array(rng.integers(0, num_drafts + 1, size=num_slots), jnp.int32)
+    slots = slot_view(sampling_rows(*params), vocab_size=8, draft_len=num_drafts, draft_cap=cap_B)
+    best_BK = logits_BWV.argmax(axis=-1)[:, :num_drafts]
+    tokens_BK = np.where(rng.random((num_slots, num_drafts)) < 0.7, best_BK, rng.integers(0, 8, best_BK.shape))
+    one_hot_BKV = np.eye(8, dtype=np.float32)[tokens_BK]
+    is_greedy_B = np.array([one.temperature == 0 for one in params])
+
+    def verdict(rule: Any, probs_BKV: Any = None) -> Accepted:
+        drafts = Drafts(jnp.array(tokens_BK, jnp.int32), probs_BKV)
+        return jax.device_get(jax.jit(rule.accept, static_argnums=3)(drafts, jnp.array(logits_BWV), slots, NO_PARALLEL))
+
+    match = verdict(Match())
+    for judged in (verdict(TOKENS), verdict(TOKENS, one_hot_BKV), verdict(BLOCK, one_hot_BKV)):
+        for slot in np.flatnonzero(is_greedy_B):
+            length = int(match.num_accepted[slot])
+            assert int(judged.num_accepted[slot]) == length
+            np.testing.assert_array_equal(judged.tokens_BE[slot, : length + 1], match.tokens_BE[slot, : length + 1])
+
+
+# ---- the checks above are shown to notice faults
+
+
+def draft_noise(key_B2: Any, positions_BW: Any, stream: Stream, token_ids_V: Any) -> Any:
+    """The noise of the drafts, whatever is asked for."""
+    length_B = jnp.zeros(positions_BW.shape[:1], jnp.int32)  # of a first step
+    return gumbel_noise(block_keys(key_B2, length_B), positions_BW, Stream.DRAFT, token_ids_V)
+
+
+def coins_of_drafts(key_B2: Any, positions_BW: Any, stream: Stream) -> Any:
+    noise_BW1 = draft_noise(key_B2, positions_BW, stream, jnp.zeros((1,), jnp.int32))
+    return jnp.exp(-jnp.exp(-noise_BW1[..., 0]))
+
+
+def top_p_first(whole_BWV: Any, rows: SamplingRows, text: Any) -> Any:
+    """Top-p of the law before temperature."""
+    warm = replace(rows, temperature_B=jnp.ones_like(rows.temperature_B))
+    return filter_logits(whole_BWV, warm) / rows.temperature_B[:, None, None]
+
+
+def test_a_token_drawn_with_its_fallen_drafts_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "gumbel_noise", draft_noise)
+    assert surprise_of_first(bench(TOKENS, 16), 3, num_rounds=1) > 2 * BOUND
+
+
+def test_coins_made_of_the_drafts_noise_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "uniform_coins", coins_of_drafts)
+    assert surprise_of_first(bench(TOKENS, 16), 3, num_rounds=1) > 2 * BOUND
+
+
+def test_filters_in_another_order_on_one_side_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "law_logits", top_p_first)
+    assert surprise_of_pairs(bench(TOKENS, 8, FILTERED), (2, 2, 2), num_rounds=1) > 2 * BOUND
+
+
+def test_a_block_that_meets_the_last_blocks_noise_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fell was looked at: so blocks have noise of their own."""
+    assert surprise_of_pairs(bench(BLOCK, 4), (3, 3, 3), num_rounds=2) < BOUND
+    for module in (rejection, drawing):
+        monkeypatch.setattr(module, "block_keys", lambda key_B2, committed_len_B: key_B2)
+    assert surprise_of_pairs(bench(BLOCK, 4), (3, 3, 3), num_rounds=2) > 2 * BOUND
