@@ -75,6 +75,14 @@ class ModelFamily(Protocol):
     @property
     def num_mtp_layers(self) -> int: ...
     @property
+    def chains_mtp_layers(self) -> bool:
+        """Whether an MTP layer takes the hidden state that the layer before it recycled, or again the target's.
+
+        One layer per draft position: DeepSeek-V3 chains them; MiMo-V2's were all trained on the target's hidden state.
+        """
+        ...
+
+    @property
     def max_position_embeddings(self) -> int: ...
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -137,10 +145,10 @@ class ModelFamily(Protocol):
     ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], Any]:
         """MTP layer `depth` (0-based). Row at position i takes (hidden state of i, token i+1) and speaks of token i+2.
 
-        `hidden_BWD` is the target's hidden state after its final norm (depth 0), or the previous layer's or previous
-        recursion's recycled hidden. Returns (hidden for `draft_unembed`, recycled hidden, layer_kv): the first is after
-        the head norm; the second is what the next depth or recursion takes, after or before that norm as the family
-        was trained (DeepSeek-V3: after; GLM-4.5: before).
+        `hidden_BWD` is the target's hidden state after its final norm (depth 0), or the previous layer's (where
+        `chains_mtp_layers`) or previous recursion's recycled hidden. Returns (hidden for `draft_unembed`, recycled
+        hidden, layer_kv): the first is after the head norm; the second is what the next depth or recursion takes, after
+        or before that norm as the family was trained (DeepSeek-V3: after; GLM-4.5: before).
         """
         ...
 

@@ -58,6 +58,7 @@ class MtpDecoder:
     tie_word_embeddings: bool
     mtp: MtpLayout
     recycle_after_head_norm: bool
+    chains_mtp_layers: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     initializer_range: float
@@ -276,6 +277,7 @@ def read_decoder(
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         mtp=mtp,
         recycle_after_head_norm=recycle_after_head_norm,
+        chains_mtp_layers=True,
         max_position_embeddings=config.integer("max_position_embeddings", at_least=2),
         eos_token_ids=config.token_ids("eos_token_id", config.integer("vocab_size")),
         initializer_range=config.positive("initializer_range", 0.02),

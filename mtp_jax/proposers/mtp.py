@@ -69,7 +69,8 @@ class Mtp:
             )
             rows = Rows(chunk.start, chunk.live, is_known, chunk.page_table_YP)
             tokens_YT = chunk.tokens_YX[:, 1 + depth : 1 + depth + num_rows]
-            _, hidden_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
+            _, recycled_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
+            hidden_YTD = recycled_YTD if model.family.chains_mtp_layers else hidden_YTD
         started = replace(carry, num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
         keep = jnp.full_like(chunk.num_tokens, self.num_layers)
         rolled = roll_features(started, chunk.hidden_YTD, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep)
@@ -152,7 +153,8 @@ def _one_per_position(
         num_known = carry.num_fresh - depth + min(depth, draft_len)
         rows = _fresh_rows(carry, slots, num_known=jnp.minimum(num_known, carry.num_fresh))
         tokens_BF = tokens_BX[:, depth : depth + num_rows]
-        head_BFD, hidden_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
+        head_BFD, recycled_BFD, draft_kv = model.draft(depth, tokens_BF, hidden_BFD, rows, draft_kv)
+        hidden_BFD = recycled_BFD if model.family.chains_mtp_layers else hidden_BFD
         if depth < draft_len:
             logits_B1V = model.draft_unembed(depth, _last_row(head_BFD, carry))
             drafts = with_next_draft(

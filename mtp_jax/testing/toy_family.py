@@ -42,6 +42,7 @@ class ToyFamily:
     draft_hit_percent: int = 70
     draft_flatness: float = 1.0
     latent: bool = False
+    chains_mtp_layers: bool = True
     max_position_embeddings: int = 4096
     eos_token_ids: tuple[int, ...] = ()
 

@@ -67,7 +67,9 @@ def predict(family: ModelFamily, weights: Weights, tokens_BT: Int[Array, "B T"],
             weights, layer, next_BS, hidden_BSD, positions_BS, layer_kv, attend
         )
         drafts.append(family.draft_unembed(weights, layer, head_BSD))
-        hidden_BSD = jnp.concatenate([recycled_BSD[:, :1], recycled_BSD[:, :-1]], axis=1)
+        if is_recursive or family.chains_mtp_layers:
+            hidden_BSD = recycled_BSD
+        hidden_BSD = jnp.concatenate([hidden_BSD[:, :1], hidden_BSD[:, :-1]], axis=1)
     return Predictions(target_BSV, tuple(drafts))
 
 

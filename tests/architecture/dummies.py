@@ -34,6 +34,7 @@ class SumFamily:
     vocab_size: int = VOCAB_SIZE
     hidden_size: int = 1
     num_mtp_layers: int = 0
+    chains_mtp_layers: bool = True
     max_position_embeddings: int = 64
     eos_token_ids: tuple[int, ...] = ()
 

@@ -1,6 +1,6 @@
 """The joint loss, and that training sees the attention that serving will use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -39,9 +39,14 @@ class OneRow:
         return jnp.einsum("gmt,tge->gme", weights, values).reshape(1, 1, heads, -1), (keys, values)
 
 
-@pytest.fixture(scope="module", params=[TINY, TINY_TWO_LAYERS], ids=["one layer", "two layers"])
+@pytest.fixture(
+    scope="module",
+    params=[(TINY, True), (TINY_TWO_LAYERS, True), (TINY_TWO_LAYERS, False)],
+    ids=["one layer", "two layers", "two layers that do not chain"],
+)
 def model(request):
-    family = family_from_config(request.param)
+    config, chains = request.param
+    family = replace(family_from_config(config), chains_mtp_layers=chains)  # type: ignore[type-var]
     return family, family.init_weights(jax.random.key(0), jnp.float32)
 
 
@@ -68,6 +73,8 @@ def drafts_when_serving(family, weights, tokens, hidden_SD, position, depths):
                 layer, tokens[q + 1], hiddens[q], jnp.int32(q), caches[layer]
             )
         logits.append(last)
+        if not is_recursive and not family.chains_mtp_layers:
+            recycled = {q + 1: hidden_D for q, hidden_D in hiddens.items()}
         hiddens = recycled
     return jnp.stack(logits)
 
