@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mtp_jax.checkpoints.folders import CONFIG_FILE, find_model, new_folder, read_config, write_json
+from mtp_jax.checkpoints.fp8 import plain_config
 from mtp_jax.checkpoints.load import load_hf, load_model
 from mtp_jax.checkpoints.orbax_io import fill_folder
 from mtp_jax.checkpoints.safetensors_io import write_tensors
@@ -40,7 +41,7 @@ def save_orbax_model(source: str | Path, folder: str | Path, *, overwrite: bool 
     source = Path(source)
     loaded = load_hf(source)
     with new_folder(Path(folder), overwrite=overwrite) as partial:
-        config = _with_num_mtp_layers(read_config(source), loaded.family)
+        config = _with_num_mtp_layers(plain_config(read_config(source))[0], loaded.family)
         write_json(partial / CONFIG_FILE, config)
         copy_files(COMPANION_FILES, source, partial)
         fill_folder(loaded.weights, partial)
@@ -52,7 +53,7 @@ def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None =
     found = find_model(source)
     with new_folder(Path(folder), overwrite=overwrite) as partial:
         copy_files(COMPANION_FILES, found, partial)
-        fill_hf(loaded.family, loaded.weights, read_config(found), partial)
+        fill_hf(loaded.family, loaded.weights, plain_config(read_config(found))[0], partial)
 
 
 def write_hf(

@@ -9,6 +9,7 @@ import numpy as np
 from mtp_jax.checkpoints.assemble import DTYPES, assemble, cast, checkpoint_dtype, source_dtypes
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.folders import find_model, read_config
+from mtp_jax.checkpoints.fp8 import plain_config
 from mtp_jax.checkpoints.manifest import Manifest
 from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER, flatten, restore_weights, unflatten
 from mtp_jax.checkpoints.safetensors_io import INDEX_FILE, SINGLE_FILE, SafetensorsReader
@@ -54,8 +55,8 @@ def load_model(model: str | Path, *, dtype: str | None = None, verify: bool = Tr
 
 def load_hf(folder: Path, *, dtype: str | None = None) -> LoadedModel:
     """`load_model` of a folder with `config.json` and safetensors."""
-    config = read_config(folder)
-    with SafetensorsReader(folder) as reader:
+    config, weight_block = plain_config(read_config(folder))
+    with SafetensorsReader(folder, weight_block) as reader:
         family = family_from_config(config, reader.tensors.keys())
         dtype = dtype or checkpoint_dtype(config, source_dtypes(family.tensors(), reader))
         ranking = read_ranking(folder, family.vocab_size)

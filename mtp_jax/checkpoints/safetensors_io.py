@@ -6,7 +6,7 @@ read tensor by tensor, so memory never holds a second copy of the model.
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,10 +17,11 @@ from safetensors.numpy import save_file
 
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.folders import read_json, write_json
+from mtp_jax.checkpoints.fp8 import SCALE_SUFFIX, STORED_DTYPE, Block, dequantised, read_float8, scale_shape
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", STORED_DTYPE: STORED_DTYPE}
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    scale: str | None = None  # tensor with the scales of a float8 one, whose `dtype` is what it is meant to become
 
 
 class SafetensorsReader:
@@ -41,8 +43,11 @@ class SafetensorsReader:
     ...     reader.tensors["lm_head.weight"].shape, reader.read("lm_head.weight")
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weight_block: Block | None = None) -> None:
+        """`weight_block`: the block size of float8 weights, if there may be any; see `fp8`."""
         self.folder = folder
+        self._weight_block = weight_block
+        self._scales: dict[str, StoredTensor] = {}
         self.tensors: dict[str, StoredTensor] = {}
         self._open_files: dict[Path, Any] = {}
         self._stack = ExitStack()
@@ -58,6 +63,7 @@ class SafetensorsReader:
                     raise CheckpointError(
                         f"{self.folder / file_name} has no tensor {name!r}, which {INDEX_FILE} promises."
                     )
+            self._pair_scales()
             self._stack = stack.pop_all()
         return self
 
@@ -73,15 +79,46 @@ class SafetensorsReader:
         return sum(file.stat().st_size for file in self._open_files)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, a fresh array. `CheckpointError` if it holds a NaN."""
+        """One tensor, a fresh array; float8 ones as float32. `CheckpointError` if it holds a NaN."""
         stored = self.tensors[name]
+        if stored.scale is None or self._weight_block is None:
+            return self._checked(stored, name)
+        weight_RC = _without_nan(read_float8(stored.file, name), stored.file, name)
+        scale_rc = self._checked(self._scales[stored.scale], stored.scale)
+        return dequantised(weight_RC, scale_rc.astype(np.float32), self._weight_block)
+
+    def _checked(self, stored: StoredTensor, name: str) -> np.ndarray:
         try:
             array = self._open_files[stored.file].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{stored.file} is damaged at tensor {name!r}: {error}.") from None
-        if np.isnan(array).any():
-            raise CheckpointError(f"{stored.file} has NaN in tensor {name!r}; weights must be numbers.")
-        return array
+        return _without_nan(array, stored.file, name)
+
+    def _pair_scales(self) -> None:
+        """Float8 weights take their scales along; a scale without such a weight stays a tensor like any other."""
+        for name, stored in list(self.tensors.items()):
+            if stored.dtype != STORED_DTYPE:
+                continue
+            if self._weight_block is None:
+                raise CheckpointError(
+                    f"{stored.file} has tensor {name!r} in {STORED_DTYPE}, and the config has no quantization_config "
+                    "that says how it is scaled."
+                )
+            scale_name = name + SCALE_SUFFIX
+            scale = self.tensors.pop(scale_name, None)
+            if scale is None or len(stored.shape) != 2:
+                raise CheckpointError(
+                    f"{stored.file} has tensor {name!r} in {STORED_DTYPE}; it must be a matrix with scales in "
+                    f"{scale_name!r}."
+                )
+            expected = scale_shape(stored.shape, self._weight_block)
+            if scale.shape != expected:
+                raise CheckpointError(
+                    f"{scale.file} has tensor {scale_name!r} of shape {list(scale.shape)}; a weight of shape "
+                    f"{list(stored.shape)} has scales of shape {list(expected)}."
+                )
+            self._scales[scale_name] = scale
+            self.tensors[name] = replace(stored, dtype="bfloat16", scale=scale_name)
 
     def _take_header(self, file: Path, index: Mapping[str, str] | None) -> None:
         opened = self._open_files[file]
@@ -93,10 +130,14 @@ class SafetensorsReader:
             header = opened.get_slice(name)
             dtype = header.get_dtype()
             if dtype not in DTYPES:
-                raise CheckpointError(
-                    f"{file} has tensor {name!r} in {dtype}; allowed: {', '.join(DTYPES)}, so nothing quantised."
-                )
+                raise CheckpointError(f"{file} has tensor {name!r} in {dtype}; allowed: {', '.join(DTYPES)}.")
             self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), DTYPES[dtype])
+
+
+def _without_nan(array: np.ndarray, file: Path, name: str) -> np.ndarray:
+    if np.isnan(array).any():
+        raise CheckpointError(f"{file} has NaN in tensor {name!r}; weights must be numbers.")
+    return array
 
 
 def write_tensors(
