@@ -169,7 +169,10 @@ class LLM:
             yield from fresh
 
     def get_metrics(self) -> dict[str, Any]:
-        """Totals since start, under vLLM's names; per-position counts are unconditional (accepted at that position)."""
+        """Totals since start, under vLLM's names; per-position counts are unconditional (accepted at that position).
+
+        "is_lossy": whether the configuration lets tokens stand that plain decoding would not write, or not as often.
+        """
         totals = self.engine.group.totals
         num_drafts = totals.num_drafts
         return {
@@ -182,6 +185,7 @@ class LLM:
             "num_decode_slot_steps": totals.num_slot_steps,
             "num_generated_tokens": totals.num_emitted_tokens,
             "num_preemptions": totals.num_preemptions,
+            "is_lossy": self.engine.config.speculative.is_lossy,
         }
 
     # ---- inside
@@ -204,7 +208,8 @@ class LLM:
             watcher=detokenizer,
             wants_trace=wants_trace,
         )
-        return _Job(request, text, detokenizer, problem, self.tokenizer)
+        is_lossy = self.engine.config.speculative.is_lossy
+        return _Job(request, text, detokenizer, problem, self.tokenizer, is_lossy=is_lossy)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
         if isinstance(prompt, Mapping):
@@ -298,8 +303,11 @@ class _Job:
         detokenizer: Detokenizer | None,
         problem: str | None,
         tokenizer: Tokenizer | None,
+        *,
+        is_lossy: bool,
     ) -> None:
         self.request = request
+        self._is_lossy = is_lossy
         self.problem = problem
         self.is_finished = False
         self._prompt = prompt
@@ -349,6 +357,7 @@ class _Job:
             finish_reason=last.finish_reason.value if last.finish_reason else None,
             stop_reason=last.stop_reason,
             logprobs=None if wanted is None else listed_logprobs(state.logprobs, wanted, self._tokenizer),
+            is_lossy=self._is_lossy,
         )
         return RequestOutput(request.request_id, self._prompt, list(request.prompt), [completion], state.metrics)
 

@@ -18,7 +18,10 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One generated sequence. `error` is set, and the rest empty, when `finish_reason` is "rejected"."""
+    """One generated sequence. `error` is set, and the rest empty, when `finish_reason` is "rejected".
+
+    `is_lossy`: the configuration lets tokens stand that plain decoding would not write, or not as often.
+    """
 
     index: int
     text: str
@@ -27,6 +30,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
+    is_lossy: bool = False
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -8,17 +8,22 @@ from tokenizers import Tokenizer
 from mtp_jax.bench.equality import Difference, differences, top_two_margin
 from mtp_jax.bench.measure import Timing, Variant, Workload, time_in_turns
 from mtp_jax.bench.tables import shares, step_counts, table
+from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 from mtp_jax.llm import LLM
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. `margin` is plain decoding's lead of best over second token at the difference."""
+    """What `compare` found. `margin` is plain decoding's lead of best over second token at the difference.
+
+    `caveat`: why equal tokens are not promised, where they are not.
+    """
 
     drafting: Timing
     plain: Timing
     difference: Difference | None
     margin: float | None
+    caveat: str | None = None
 
     def as_text(self, tokenizer: Tokenizer | None = None) -> str:
         """The speeds, the rates, and the sentence about the tokens."""
@@ -41,6 +46,9 @@ class Comparison:
 
     def sentence(self, tokenizer: Tokenizer | None = None) -> str:
         """Whether every run wrote plain decoding's tokens; if not, where the first difference is."""
+        return " ".join(filter(None, (self.caveat, self._finding(tokenizer))))
+
+    def _finding(self, tokenizer: Tokenizer | None) -> str:
         different = self.difference
         if different is None:
             return f"The tokens are equal: all {len(self.plain.runs[0].tokens[0])}, in every round."
@@ -67,7 +75,21 @@ def compare(
         plain=timings["plain"],
         difference=first,
         margin=None if first is None else top_two_margin(variants["plain"], workload, first),
+        caveat=caveat(drafting.engine.config.speculative, workload.params),
     )
+
+
+def caveat(speculative: SpeculativeConfig, params: SamplingParams) -> str | None:
+    """Why drafting this way does not promise plain decoding's tokens; None where it does.
+
+    >>> caveat(SpeculativeConfig(acceptance="rejection"), SamplingParams(temperature=1.0))
+    "Equal tokens are not promised: rejection sampling keeps plain decoding's law, not its tokens."
+    """
+    if speculative.is_lossy:
+        return "Equal tokens are not promised: this way to accept drafts is lossy."
+    if speculative.acceptance == "rejection" and params.temperature > 0:
+        return "Equal tokens are not promised: rejection sampling keeps plain decoding's law, not its tokens."
+    return None
 
 
 def _named(token: int | None, tokenizer: Tokenizer | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mtp_jax.bench.compare import caveat
 from mtp_jax.bench.decode import DecodeBench, bench_decode, json_line
 from mtp_jax.bench.environment import chip, versions
 from mtp_jax.bench.measure import Workload
@@ -95,6 +96,9 @@ def _facts(options: Namespace, llm: LLM) -> dict[str, Any]:
     return {
         "model": str(options.model),
         "method": options.method,
+        "acceptance": options.acceptance,
+        "draft_sampling": llm.engine.config.speculative.draft_sampling,
+        "equal_tokens": caveat(llm.engine.config.speculative, sampling_params(options)) or "promised",
         "dtype": str(llm.dtype),
         "attention_backend": llm.engine.config.attention_backend,
         "chip": chip(),

@@ -126,7 +126,8 @@ def _listed(completion: CompletionOutput, num_likeliest: int) -> str:
 
 def _summary(output: RequestOutput, acceptance: Acceptance, seconds: float) -> str:
     num_tokens = len(output.outputs[0].token_ids)
-    facts = [f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"]
+    facts = ["lossy: this is not the model's own text"] if output.outputs[0].is_lossy else []
+    facts.append(f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s")
     if acceptance.draft_lens:
         facts += [
             f"{output.metrics.mean_acceptance_length:.2f} tokens a step",

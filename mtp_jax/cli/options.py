@@ -119,6 +119,14 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         default=False,
         help="with rejection: judge all drafts of a step as one block, which keeps more of them (default: off)",
     )
+    add(
+        "--synthetic-acceptance",
+        type=float,
+        nargs="+",
+        action="extend",
+        metavar="SHARE",
+        help="force drafts to stand, in such shares of the steps by position; the text is then not the model's",
+    )
 
 
 def add_sampling(parser: Parser, *, ignore_eos: bool) -> None:

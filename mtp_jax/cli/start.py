@@ -44,7 +44,7 @@ def load(options: Namespace) -> Model:
     return Model(loaded.family, loaded.weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
 
 
-_OPEN = ("draft_sampling",)
+_OPEN = ("draft_sampling", "synthetic_acceptance")
 """Options that are left to the library unless given."""
 
 

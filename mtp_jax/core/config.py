@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import pairwise
 
 from mtp_jax.core.errors import ConfigError
 
@@ -153,6 +154,9 @@ class SpeculativeConfig:
     `acceptance`: "match" (every token is plain decoding's own) or "rejection" (every token follows plain decoding's
     law), which `block_verification` makes keep more drafts. `draft_sampling` follows it unless given: "coupled" with
     "match", "probabilistic" with "rejection"; "greedy" goes with both.
+    `synthetic_acceptance`, for benchmarks: forces draft k to stand, with all before it, in so large a share of the
+    steps that verify it (vLLM's meaning: one share a draft position, none above the one before). The text is then not
+    the model's, and outputs say so (`is_lossy`).
     `draft_vocab_size`: MTP layers draft among so many of the most frequent tokens, by the ranking beside the weights.
     `prompt_lookup_min`, `prompt_lookup_max`: how many of the last tokens "ngram" looks up (2 to 5 by default; from 5 on
     "ngram_mtp" prefers what it finds to the MTP layers' drafts).
@@ -168,6 +172,7 @@ class SpeculativeConfig:
     acceptance: str = "match"
     draft_sampling: str = _UnaskedName("coupled")
     block_verification: bool = False
+    synthetic_acceptance: Sequence[float] | None = None
     draft_vocab_size: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
@@ -251,6 +256,32 @@ class SpeculativeConfig:
             raise ConfigError(f"block_verification is {self.block_verification!r}; it must be True or False.")
         if self.block_verification and not is_rejection:
             raise ConfigError(f'block_verification goes with acceptance="rejection", not {self.acceptance!r}.')
+        if self.synthetic_acceptance is not None:
+            self._check_synthetic(self.synthetic_acceptance)
+
+    def _check_synthetic(self, shares: Sequence[float]) -> None:
+        if not isinstance(shares, list | tuple) or not all(_is_real(share) and 0 <= share <= 1 for share in shares):
+            raise ConfigError(
+                f"synthetic_acceptance is {shares!r}; it must be a list of numbers from 0 to 1, one a draft position."
+            )
+        if len(shares) != self.num_speculative_tokens:
+            raise ConfigError(
+                f"synthetic_acceptance has {len(shares)} entries; num_speculative_tokens={self.num_speculative_tokens} "
+                "needs as many."
+            )
+        if any(later > earlier for earlier, later in pairwise(shares)):
+            raise ConfigError(
+                f"synthetic_acceptance is {shares!r}; no entry may be above the one before: a draft stands only if all "
+                "before it do."
+            )
+        if self.block_verification:
+            raise ConfigError("block_verification does nothing under synthetic_acceptance; leave one of them out.")
+        object.__setattr__(self, "synthetic_acceptance", tuple(float(share) for share in shares))
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether tokens may be written that plain decoding would not write, or not as often."""
+        return self.synthetic_acceptance is not None
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:
         if not schedule:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.registry import rule_of
 from mtp_jax.core.config import EngineConfig, FinishReason
 from mtp_jax.core.errors import ConfigError, EngineFailed, InvariantError
 from mtp_jax.core.shapes import ShapeGrid
@@ -66,7 +66,7 @@ class Engine:
         self.program = StepProgram(
             family=family,
             proposer=proposer,
-            rule=RULES[speculative.acceptance](speculative),
+            rule=rule_of(speculative),
             attention_backend=self.config.attention_backend,
             num_stop_ids=self.config.max_stop_token_ids,
             max_logprobs=self.config.max_logprobs,

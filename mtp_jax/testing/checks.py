@@ -17,13 +17,13 @@ class CheckFailed(AssertionError):
 
 
 def check_step_record(
-    record: StepRecord, *, limit: int, page_size: int | None = None, acceptance: str = "match"
+    record: StepRecord, *, limit: int, page_size: int | None = None, emits_target_tokens: bool = True
 ) -> None:
-    """The arithmetic of one decode step of one request. Under "match" the tokens are the target's own.
+    """The arithmetic of one decode step of one request; by default under "match", whose tokens are the target's own.
 
-    Under any other rule they are the accepted drafts and one more token, the target's own after a whole chain. `limit`
-    is the committed_len at which the request is finished by length. With `page_size` the pages that the slot held must
-    cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
+    With `emits_target_tokens` False the tokens are the accepted drafts and one more, the target's own after a whole
+    chain. `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the
+    slot held must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
 
     >>> check_step_record(
     ...     StepRecord(
@@ -43,7 +43,7 @@ def check_step_record(
         f"{len(record.target_tokens)} target tokens for {len(drafts)} drafts; one row more than drafts is verified",
     )
     _require(bool(emitted), "a live slot emitted nothing")
-    if acceptance == "match":
+    if emits_target_tokens:
         _check_matched(record)
     else:
         _check_drafts_stand(record)
@@ -96,7 +96,7 @@ def check_trace(
     limit: int,
     stop_ids: Sequence[int] = (),
     page_size: int | None = None,
-    acceptance: str = "match",
+    emits_target_tokens: bool = True,
 ) -> None:
     """All decode steps of one finished request: they join without gap, and bring exactly its tokens.
 
@@ -109,7 +109,7 @@ def check_trace(
     """
     committed_len = prompt_len
     for record in records:
-        check_step_record(record, limit=limit, page_size=page_size, acceptance=acceptance)
+        check_step_record(record, limit=limit, page_size=page_size, emits_target_tokens=emits_target_tokens)
         _require(
             record.committed_len_before == committed_len,
             f"a step began at committed_len {record.committed_len_before}, the one before ended at {committed_len}",

@@ -120,6 +120,7 @@ def _check_finished(engine: Engine, request: Request, last: Progress, deltas: li
     state = last.state
     if deltas != state.tokens:
         raise CheckFailed(f"the deltas of {request.request_id} join to {deltas}, its tokens are {state.tokens}")
+    spec = engine.config.speculative
     if request.wants_trace and last.error is None:
         check_trace(
             state.records,
@@ -128,5 +129,5 @@ def _check_finished(engine: Engine, request: Request, last: Progress, deltas: li
             limit=state.limit,
             stop_ids=request.stop_ids,
             page_size=engine.config.cache.page_size,
-            acceptance=engine.config.speculative.acceptance,
+            emits_target_tokens=spec.acceptance == "match" and spec.synthetic_acceptance is None,
         )
