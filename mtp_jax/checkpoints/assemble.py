@@ -1,7 +1,8 @@
 """From named checkpoint tensors to a family's weight pytree: everything used once, nothing left over."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,28 +38,32 @@ def assemble(family: ModelFamily, reader: SafetensorsReader, dtype: str) -> Weig
     return weights
 
 
-def check_names_and_shapes(family: ModelFamily, reader: SafetensorsReader) -> None:
-    """Headers against the family's table, before any data is read."""
-    used: dict[str, tuple[int, ...]] = {}
-    for spec in family.tensors():
-        used |= dict(zip(spec.sources, spec.source_shapes, strict=True))
-    missing = [name for name in used if name not in reader.tensors]
+def check_names(family: ModelFamily, names: Collection[str], folder: Path) -> None:
+    """`CheckpointError` unless the names are those of the family's table, or copies, or deliberately unused."""
+    used = {name for spec in family.tensors() for name in spec.sources}
+    missing = [name for spec in family.tensors() for name in spec.sources if name not in names]
     if missing:
-        raise CheckpointError(f"{reader.folder} lacks {_some(missing)}, which family {family.name!r} needs.")
+        raise CheckpointError(f"{folder} lacks {_some(missing)}, which family {family.name!r} needs.")
     copies = family.duplicates()
     ignored = [re.compile(pattern) for pattern in family.ignored_tensors()]
     unknown = [
         name
-        for name in reader.tensors
+        for name in names
         if name not in used and name not in copies and not any(pattern.fullmatch(name) for pattern in ignored)
     ]
     if unknown:
-        raise CheckpointError(
-            f"{reader.tensors[unknown[0]].file} has {_some(unknown)}, which family {family.name!r} does not use."
-        )
+        raise CheckpointError(f"{folder} has {_some(unknown)}, which family {family.name!r} does not use.")
+
+
+def check_names_and_shapes(family: ModelFamily, reader: SafetensorsReader) -> None:
+    """Headers against the family's table, before any data is read."""
+    check_names(family, reader.tensors, reader.folder)
+    used: dict[str, tuple[int, ...]] = {}
+    for spec in family.tensors():
+        used |= dict(zip(spec.sources, spec.source_shapes, strict=True))
     for name, shape in used.items():
         _check_shape(reader, name, shape)
-    for name, original in copies.items():
+    for name, original in family.duplicates().items():
         if name in reader.tensors and original in used:
             _check_shape(reader, name, used[original])
 

@@ -54,7 +54,7 @@ class SafetensorsReader:
 
     def __enter__(self) -> "SafetensorsReader":
         with self._stack as stack:
-            index = _read_index(self.folder)
+            index = read_index(self.folder)
             for file in [self.folder / SINGLE_FILE] if index is None else _shards(self.folder, index):
                 self._open_files[file] = stack.enter_context(_opened(file))
                 self._take_header(file, index)
@@ -191,7 +191,7 @@ def _opened(file: Path) -> Any:
         raise CheckpointError(f"{file} is truncated or no safetensors file: {error}.") from None
 
 
-def _read_index(folder: Path) -> dict[str, str] | None:
+def read_index(folder: Path) -> dict[str, str] | None:
     """{tensor: file name}, or None for a folder with a single file."""
     single, file = folder / SINGLE_FILE, folder / INDEX_FILE
     if not file.is_file():

@@ -1,8 +1,10 @@
-"""`mtp-jax convert`: model folders from one format to the other."""
+"""`mtp-jax convert`: model folders from one format to the other, and whether one is whole."""
 
+import json
 from argparse import Namespace
 
 from mtp_jax.checkpoints import save_hf_model, save_orbax_model
+from mtp_jax.checkpoints.check import check_model
 from mtp_jax.cli.options import Parser
 from mtp_jax.core.errors import ConfigError
 
@@ -15,12 +17,40 @@ def add_options(parser: Parser) -> None:
     parser.add_positional("target", nargs="?", help="folder to write; it appears whole or not at all")
     parser.add_argument("--to", default="orbax", choices=FORMATS, help="format to write (default: %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing: compare the source's config with its tensors, as far as they are here (names from the "
+        "index, shapes from the files' headers)",
+    )
 
 
 def run(options: Namespace) -> None:
-    """Reads, checks every tensor, writes; says on stdout where the result is."""
+    """Reads, checks every tensor, writes; says on stdout where the result is. `--check`: a line and a JSON line."""
+    if options.check:
+        _check(options)
+        return
     if options.source is None or options.target is None:
         raise ConfigError("convert needs a folder to read and a folder to write; see mtp-jax convert --help.")
     save = save_orbax_model if options.to == "orbax" else save_hf_model
     save(options.source, options.target, overwrite=options.overwrite)
     print(options.target)
+
+
+def _check(options: Namespace) -> None:
+    if options.source is None or options.target is not None or options.overwrite:
+        raise ConfigError("convert --check takes one folder, and writes nothing.")
+    checked = check_model(options.source)
+    family = checked.family
+    print(
+        f"{options.source}: {checked.depth} fit {family.name}, {checked.num_parameters / 1e9:.3f} G parameters, "
+        f"{family.num_mtp_layers} MTP layers with {checked.num_mtp_parameters / 1e9:.3f} G of them"
+    )
+    facts = {
+        "checked": checked.depth,
+        "family": family.name,
+        "num_parameters": checked.num_parameters,
+        "num_mtp_layers": family.num_mtp_layers,
+        "num_mtp_parameters": checked.num_mtp_parameters,
+    }
+    print(json.dumps({"convert_check": str(options.source), **facts}))
