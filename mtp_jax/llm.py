@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from mtp_jax.checkpoints import load_model
+from mtp_jax.checkpoints import add_drafter, load_model
 from mtp_jax.core.config import FinishReason, SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError, EngineFailed
 from mtp_jax.engine.engine import Engine
@@ -20,6 +20,7 @@ from mtp_jax.engine.requests import Progress, Request, StepRecord
 from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.shortlist import with_shortlist
+from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
 from mtp_jax.progress import compile_bar
@@ -93,11 +94,14 @@ class LLM:
         options: dict[str, Any],
         tokens_by_rank: Sequence[int] | None,
     ) -> None:
-        self.family = family
         self.tokenizer = tokenizer
         self.dtype = dtype
         check_option_names(options)
         config = engine_config(family, speculative_config, **options)
+        drafter = config.speculative.model
+        if drafter is not None and not isinstance(family, WithDrafter):
+            family, weights = add_drafter(family, weights, drafter, dtype=dtype.name)
+        self.family = family
         check_memory(family, config, dtype)
         if config.speculative.draft_vocab_size is not None:
             weights = with_shortlist(family, weights, tokens_by_rank, config.speculative.draft_vocab_size)

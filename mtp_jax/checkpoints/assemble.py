@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.safetensors_io import SafetensorsReader
-from mtp_jax.models.api import ModelFamily, TensorSpec, Weights
+from mtp_jax.models.api import NamedTensors, TensorSpec, Weights
 from mtp_jax.models.params import put
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -19,7 +19,7 @@ PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models load before a progress bar could be read."""
 
 
-def assemble(family: ModelFamily, reader: SafetensorsReader, dtype: str) -> Weights:
+def assemble(family: NamedTensors, reader: SafetensorsReader, dtype: str) -> Weights:
     """The weights of `family` from an entered reader, cast to `dtype` where the family does not pin another.
 
     `CheckpointError` for a tensor that is missing, misshapen, unknown, NaN, too large for `dtype`, or a copy that
@@ -38,7 +38,7 @@ def assemble(family: ModelFamily, reader: SafetensorsReader, dtype: str) -> Weig
     return weights
 
 
-def check_names(family: ModelFamily, names: Collection[str], folder: Path) -> None:
+def check_names(family: NamedTensors, names: Collection[str], folder: Path) -> None:
     """`CheckpointError` unless the names are those of the family's table, or copies, or deliberately unused."""
     used = {name for spec in family.tensors() for name in spec.sources}
     missing = [name for spec in family.tensors() for name in spec.sources if name not in names]
@@ -55,7 +55,7 @@ def check_names(family: ModelFamily, names: Collection[str], folder: Path) -> No
         raise CheckpointError(f"{folder} has {_some(unknown)}, which family {family.name!r} does not use.")
 
 
-def check_names_and_shapes(family: ModelFamily, reader: SafetensorsReader) -> None:
+def check_names_and_shapes(family: NamedTensors, reader: SafetensorsReader) -> None:
     """Headers against the family's table, before any data is read."""
     check_names(family, reader.tensors, reader.folder)
     used: dict[str, tuple[int, ...]] = {}
@@ -104,7 +104,7 @@ def source_dtypes(specs: tuple[TensorSpec, ...], reader: SafetensorsReader) -> d
     }
 
 
-def _compare_copies(family: ModelFamily, reader: SafetensorsReader) -> None:
+def _compare_copies(family: NamedTensors, reader: SafetensorsReader) -> None:
     for name, original in family.duplicates().items():
         if name in reader.tensors:
             copy, first = (reader.read(each).astype(np.float32) for each in (name, original))

@@ -4,7 +4,7 @@ Headers are read first, so that a missing, misplaced or repeated tensor is an er
 read tensor by tensor, so memory never holds a second copy of the model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,9 @@ from mtp_jax.checkpoints.fp8 import SCALE_SUFFIX, STORED_DTYPE, Block, dequantis
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", STORED_DTYPE: STORED_DTYPE}
+"""What weights are stored in."""
+INTEGER_DTYPES: Mapping[str, str] = {"I64": "int64", "I32": "int32", "BOOL": "bool"}
+"""What tables of token ids and masks are stored in."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,14 @@ class SafetensorsReader:
     ...     reader.tensors["lm_head.weight"].shape, reader.read("lm_head.weight")
     """
 
-    def __init__(self, folder: Path, weight_block: Block | None = None) -> None:
-        """`weight_block`: the block size of float8 weights, if there may be any; see `fp8`."""
+    def __init__(self, folder: Path, weight_block: Block | None = None, *, integers: Collection[str] = ()) -> None:
+        """`weight_block`: the block size of float8 weights, if there may be any; see `fp8`.
+
+        `integers` names the tensors that are no weights but tables of integers.
+        """
         self.folder = folder
         self._weight_block = weight_block
+        self._integers = frozenset(integers)
         self._scales: dict[str, StoredTensor] = {}
         self.tensors: dict[str, StoredTensor] = {}
         self._open_files: dict[Path, Any] = {}
@@ -129,9 +136,10 @@ class SafetensorsReader:
                 raise CheckpointError(f"{file} has tensor {name!r}, which {INDEX_FILE} does not list.")
             header = opened.get_slice(name)
             dtype = header.get_dtype()
-            if dtype not in DTYPES:
-                raise CheckpointError(f"{file} has tensor {name!r} in {dtype}; allowed: {', '.join(DTYPES)}.")
-            self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), DTYPES[dtype])
+            allowed = INTEGER_DTYPES if name in self._integers else DTYPES
+            if dtype not in allowed:
+                raise CheckpointError(f"{file} has tensor {name!r} in {dtype}; allowed: {', '.join(allowed)}.")
+            self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), allowed[dtype])
 
 
 def _without_nan(array: np.ndarray, file: Path, name: str) -> np.ndarray:
@@ -196,7 +204,8 @@ def read_index(folder: Path) -> dict[str, str] | None:
     single, file = folder / SINGLE_FILE, folder / INDEX_FILE
     if not file.is_file():
         if not single.is_file():
-            raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}.")
+            other = " (pytorch_model.bin is not read; convert it)" if (folder / "pytorch_model.bin").exists() else ""
+            raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{other}.")
         return None
     if single.is_file():
         raise CheckpointError(f"{folder} has both {SINGLE_FILE} and {INDEX_FILE}; keep one of them.")

@@ -81,6 +81,9 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         choices=(*method_names(), NO_METHOD),
         help=f"{NO_METHOD} is plain decoding (default: %(default)s)",
     )
+    add(
+        "--speculative-model", metavar="DIR", help="the drafter's folder, for methods with a drafter of its own: eagle3"
+    )
     if policies:
         add(
             "--policy",

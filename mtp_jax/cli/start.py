@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from mtp_jax.checkpoints import load_model
+from mtp_jax.checkpoints import add_drafter, load_model
 from mtp_jax.cli.options import NO_METHOD
 from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
@@ -39,9 +39,12 @@ class Model:
 
 
 def load(options: Namespace) -> Model:
-    """The model that `--model` and `--dtype` name. Raises `ConfigError` where there is none."""
+    """The model that `--model` and `--dtype` name, with its drafter, if any. `ConfigError` where there is none."""
     loaded = load_model(options.model, dtype=resolve_dtype(options.dtype))
-    return Model(loaded.family, loaded.weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
+    family, weights = loaded.family, loaded.weights
+    if vars(options).get("speculative_model") is not None:  # not every command drafts
+        family, weights = add_drafter(family, weights, options.speculative_model, dtype=loaded.dtype)
+    return Model(family, weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
 
 
 _OPEN = ("draft_sampling", "synthetic_acceptance")
@@ -54,6 +57,7 @@ def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | N
         return None
     return SpeculativeConfig(
         method=options.method,
+        model=options.speculative_model,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_vocab_size=options.draft_vocab_size,
         acceptance=options.acceptance,

@@ -147,7 +147,8 @@ class _UnaskedName(str):
 class SpeculativeConfig:
     """How to draft and how to accept. `method=None` is plain decoding, and goes with no other field.
 
-    `num_speculative_tokens` is Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
+    `model` is the folder of the drafter's checkpoint for methods that take one ("eagle3"). `num_speculative_tokens` is
+    Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
     policy, until probes find them kept again; None never does.
@@ -163,6 +164,7 @@ class SpeculativeConfig:
     """
 
     method: str | None = "mtp"
+    model: str | None = None
     num_speculative_tokens: int = _Unasked(3)
     policy: str = "fixed"
     draft_len_schedule: Mapping[int, int] | None = None
@@ -180,6 +182,7 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         # Variants are named here and known to their tables alone, so that one more is one line there.
         _require_name("method", self.method, or_none=True)
+        _require_name("model", self.model, or_none=True)
         _require_name("policy", self.policy)
         _require_choice("near_limit", self.near_limit, NEAR_LIMIT_RULES)
         _require_name("acceptance", self.acceptance)

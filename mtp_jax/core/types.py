@@ -16,7 +16,8 @@ draft_len      K: drafts per slot this step (compile-time); draft_cap: a slot's 
 
 Dimensions
 ----------
-B slots   K draft tokens   W = K+1 verify width   E emitted tokens per slot, padded   F rows of carried features
+B slots   K draft tokens   W = K+1 verify width   E emitted tokens per slot, padded
+F rows of carried features   J features of a row
 T packed tokens   S positions   P page-table entries   N pages in the pool   Z positions per page
 D model width   H query heads   G KV heads   C head channels   R latent width (MLA)   V vocabulary   L layers
 Y prefilled slots a launch   I stop ids   Q log-probabilities listed
@@ -226,7 +227,7 @@ class Verified:
     Logits on a mesh: this device's part of the vocabulary, for the slots of all data shards (`Parallel.gather_slots`).
     """
 
-    hidden_BWD: Float[Array, "B W D"]
+    features_BWJ: Float[Array, "B W J"]  # what a drafter is fed of each row: see `BoundModel.target`
     logits_BWV: Float[Array, "B W V"]
 
 

@@ -63,11 +63,32 @@ class Attend(Protocol):
 
 
 @runtime_checkable
-class ModelFamily(Protocol):
-    """One model architecture with its config. Implementations are frozen, hashable dataclasses."""
+class NamedTensors(Protocol):
+    """Weights by their checkpoint names: what loading asks of a family, and of a drafter with its own checkpoint."""
 
     @property
     def name(self) -> str: ...
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every weight. The pytree has exactly these leaves."""
+        ...
+
+    def duplicates(self) -> Mapping[str, str]:
+        """Checkpoint tensors that are copies of another: {copy name: original name} (embedding and head of MTP layers).
+
+        They may be absent; where present they must equal the original.
+        """
+        ...
+
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Regular expressions (full match) of checkpoint tensors that are deliberately not used."""
+        ...
+
+
+@runtime_checkable
+class ModelFamily(NamedTensors, Protocol):
+    """One model architecture with its config. Implementations are frozen, hashable dataclasses."""
+
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -93,21 +114,6 @@ class ModelFamily(Protocol):
 
     def draft_kv_specs(self) -> tuple[KVSpec, ...]:
         """One per MTP layer."""
-        ...
-
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        """Every weight, MTP layers included. The pytree has exactly these leaves."""
-        ...
-
-    def duplicates(self) -> Mapping[str, str]:
-        """Checkpoint tensors that are copies of another: {copy name: original name} (embedding and head of MTP layers).
-
-        They may be absent; where present they must equal the original.
-        """
-        ...
-
-    def ignored_tensors(self) -> tuple[str, ...]:
-        """Regular expressions (full match) of checkpoint tensors that are deliberately not used."""
         ...
 
     def init_weights(self, key: Array, dtype: Any) -> Weights:
@@ -161,4 +167,35 @@ class ModelFamily(Protocol):
         self, weights: Weights, depth: int, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL
     ) -> Float[Array, "*x V"]:
         """Float32 logits of MTP layer `depth` from the first hidden that `draft_forward` returned."""
+        ...
+
+
+@runtime_checkable
+class TappedFamily(ModelFamily, Protocol):
+    """A family that also hands out the hidden states between its layers, for drafters that are fed with them."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def embed(
+        self, weights: Weights, tokens_BW: Int[Array, "B W"], parallel: Parallel = NO_PARALLEL
+    ) -> Float[Array, "B W D"]:
+        """The target's embedding of tokens."""
+        ...
+
+    def forward_tapped(
+        self,
+        weights: Weights,
+        tokens_BW: Int[Array, "B W"],
+        positions_BW: Int[Array, "B W"],
+        kv: tuple[Any, ...],
+        attend: Attend,
+        taps: tuple[int, ...],
+        parallel: Parallel = NO_PARALLEL,
+    ) -> tuple[Float[Array, "B W D"], tuple[Float[Array, "B W D"], ...], tuple[Any, ...]]:
+        """`forward`, with the hidden states that enter layers `taps` between hidden states and KV.
+
+        Layer 0's are the embedding; those that enter layer `num_layers`, which is not there, are the last layer's
+        output before the final norm.
+        """
         ...

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from mtp_jax.core.types import LayerKV
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.shortlist import drafting_weights, shortlist_ids
+from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.ops.attention import PagedAttend
 from mtp_jax.ops.kv_cache import row_positions
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
@@ -50,10 +51,17 @@ class BoundModel:
 
     def target(
         self, tokens_BW: Int[Array, "B W"], rows: Rows, kv: tuple[LayerKV, ...]
-    ) -> tuple[Float[Array, "B W D"], tuple[LayerKV, ...]]:
-        """Target hidden states of the rows, and the pages with the rows in them."""
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W J"], tuple[LayerKV, ...]]:
+        """Target hidden states of the rows, what a drafter is fed of each, and the pages with the rows in them.
+
+        MTP layers are fed with the hidden state itself, a drafter of its own with its features.
+        """
         positions_BW = row_positions(rows.base_len, tokens_BW.shape[1])
-        return self.family.forward(self.weights, tokens_BW, positions_BW, kv, self._attend(rows), self.parallel)
+        given = (self.weights, tokens_BW, positions_BW, kv, self._attend(rows), self.parallel)
+        if isinstance(self.family, WithDrafter):
+            return self.family.forward_with_features(*given)
+        hidden_BWD, kv = self.family.forward(*given)
+        return hidden_BWD, hidden_BWD, kv
 
     def unembed(self, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:
         """The target's float32 logits: on a mesh of the slots of all data shards, over this device's vocabulary."""
@@ -77,6 +85,8 @@ class BoundModel:
     @property
     def draft_ids(self) -> Int[Array, " N"] | None:
         """The token of each column of `draft_unembed`; None: column and token are the same."""
+        if isinstance(self.family, WithDrafter):
+            return self.family.draft_ids(self.weights)
         return shortlist_ids(self.weights)
 
     def draft_unembed(self, depth: int, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:

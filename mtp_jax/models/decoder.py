@@ -113,14 +113,35 @@ class MtpDecoder:
         parallel: Parallel = NO_PARALLEL,
     ) -> tuple[Float[Array, "B W D"], tuple[Any, ...]]:
         """See `ModelFamily.forward`."""
+        hidden_BWD, _, new_kv = self.forward_tapped(weights, tokens_BW, positions_BW, kv, attend, (), parallel)
+        return hidden_BWD, new_kv
+
+    def forward_tapped(
+        self,
+        weights: Weights,
+        tokens_BW: Int[Array, "B W"],
+        positions_BW: Int[Array, "B W"],
+        kv: tuple[Any, ...],
+        attend: Attend,
+        taps: tuple[int, ...],
+        parallel: Parallel = NO_PARALLEL,
+    ) -> tuple[Float[Array, "B W D"], tuple[Float[Array, "B W D"], ...], tuple[Any, ...]]:
+        """See `TappedFamily.forward_tapped`."""
         module = self.bind(weights)
         rotation = self.attention.rope.rotation(positions_BW)
         x_BWD = take_embedding(module.embedding[...], tokens_BW, parallel)
-        new_kv = []
+        entering, new_kv = [x_BWD], []
         for layer, layer_kv in zip(module.layers, kv, strict=True):
             x_BWD, layer_kv = layer(x_BWD, rotation, layer_kv, attend, parallel)
+            entering.append(x_BWD)
             new_kv.append(layer_kv)
-        return module.norm(x_BWD), tuple(new_kv)
+        return module.norm(x_BWD), tuple(entering[layer] for layer in taps), tuple(new_kv)
+
+    def embed(
+        self, weights: Weights, tokens_BW: Int[Array, "B W"], parallel: Parallel = NO_PARALLEL
+    ) -> Float[Array, "B W D"]:
+        """See `TappedFamily.embed`."""
+        return take_embedding(self.bind(weights).embedding[...], tokens_BW, parallel)
 
     def unembed(
         self, weights: Weights, hidden_BWD: Float[Array, "*x D"], parallel: Parallel = NO_PARALLEL

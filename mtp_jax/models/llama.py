@@ -36,7 +36,7 @@ class LlamaKind:
     def read(self, config: HfConfig, tensor_names: Collection[str] | None) -> MtpDecoder:
         """The family of a config; fields absent from it take the released code's defaults."""
         if self.knows_windows:
-            _refuse_window(config)
+            refuse_window(config)
         attention = read_gqa(self, config)
         return read_decoder(
             config,
@@ -67,7 +67,7 @@ def read_gqa(kind: LlamaKind, config: HfConfig) -> GqaConfig:
     )
 
 
-def _refuse_window(config: HfConfig) -> None:
+def refuse_window(config: HfConfig) -> None:
     """`ConfigError` if some layer would attend a window only. The size of a window that no layer has says nothing."""
     config.ignore("sliding_window")
     num_layers, num_full = config.integer("num_hidden_layers"), config.integer("max_window_layers", 28, at_least=0)

@@ -21,10 +21,11 @@ from mtp_jax.models.bound import BoundModel
 class PrefillChunk:
     """One prefill launch as a proposer sees it: Y slots, T tokens each.
 
-    `tokens_YT` goes on past the chunk by `lookahead` tokens; entries at or past `num_known` mean nothing.
+    `features_YTJ` is what the drafter is fed of each row. `tokens_YX` goes on past the chunk by `lookahead` tokens;
+    entries at or past `num_known` mean nothing.
     """
 
-    hidden_YTD: Float[Array, "Y T D"]
+    features_YTJ: Float[Array, "Y T J"]
     tokens_YX: Int[Array, "Y X"]  # X = T + lookahead
     start: Int[Array, " Y"]
     num_tokens: Int[Array, " Y"]

@@ -60,9 +60,9 @@ class Mtp:
         Layer d (0-based) at position i takes token i + 1 + d. Entries whose token is not in the prompt are left to the
         first decode step, whose carried rows reach `num_layers` positions back.
         """
-        num_rows = chunk.hidden_YTD.shape[1]
+        num_rows = chunk.features_YTJ.shape[1]
         row = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
-        hidden_YTD = chunk.hidden_YTD
+        hidden_YTD = chunk.features_YTJ
         for depth in range(self.num_layers):
             is_known = (chunk.start[:, None] + row + 1 + depth < chunk.num_known[:, None]) & (
                 row < chunk.num_tokens[:, None]
@@ -73,7 +73,9 @@ class Mtp:
             hidden_YTD = recycled_YTD if model.family.chains_mtp_layers else hidden_YTD
         started = replace(carry, num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
         keep = jnp.full_like(chunk.num_tokens, self.num_layers)
-        rolled = roll_features(started, chunk.hidden_YTD, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep)
+        rolled = roll_features(
+            started, chunk.features_YTJ, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep
+        )
         return select_slots(chunk.live, rolled, carry), draft_kv
 
     def finish_prefill(

@@ -7,7 +7,9 @@ from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.variants import Variants
 from mtp_jax.models.api import ModelFamily
+from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.proposers.api import DraftProposer
+from mtp_jax.proposers.eagle3 import eagle3
 from mtp_jax.proposers.lookup_first import LookupFirst
 from mtp_jax.proposers.mtp import Mtp, mtp_eagle, mtp_vanilla
 from mtp_jax.proposers.ngram import PromptLookup, ngram
@@ -19,15 +21,18 @@ PROPOSERS: Variants[str | None, Callable[[ModelFamily, SpeculativeConfig], Draft
         None: lambda family, spec: NO_DRAFT,
         "mtp_eagle": lambda family, spec: mtp_eagle(spec.draft_sampling),  # type: ignore[arg-type]
         "mtp_vanilla": lambda family, spec: mtp_vanilla(family.num_mtp_layers, spec.draft_sampling),  # type: ignore[arg-type]
+        "eagle3": lambda family, spec: eagle3(spec.draft_sampling),  # type: ignore[arg-type]
         "ngram": lambda family, spec: ngram(*_match_lens(spec, shortest=2)),
         "ngram_mtp": lambda family, spec: LookupFirst(PromptLookup(*_match_lens(spec, shortest=5)), _mtp(family, spec)),
     },
 )
 _ANY_MTP = "mtp"
 _NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"})
+_NEEDS_DRAFTER = frozenset({"eagle3"})
 _LONGEST_MATCH = 5
 _METHODS_OF_OPTION = {
     "draft_vocab_size": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"),
+    "model": tuple(_NEEDS_DRAFTER),
     "prompt_lookup_min": ("ngram", "ngram_mtp"),
     "prompt_lookup_max": ("ngram", "ngram_mtp"),
 }
@@ -58,8 +63,8 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
     """(method, Kmax) once the checkpoint is known.
 
     "mtp" with one MTP layer applies it recursively, at any Kmax; with more it uses one layer per draft position, and
-    Kmax is limited to the layers, with a warning. A model without MTP layers is refused by methods that need them,
-    and so is what `check_method` refuses.
+    Kmax is limited to the layers, with a warning. A model without MTP layers is refused by methods that need them, one
+    without a drafter by those that need one, and so is what `check_method` refuses.
     """
     method, max_draft_len = spec.method, spec.num_speculative_tokens
     check_method(spec)
@@ -70,6 +75,10 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
         raise ConfigError(
             f"method {method!r} needs MTP layers and this {family.name} checkpoint has none; "
             "use speculative_config=None for plain decoding."
+        )
+    if method in _NEEDS_DRAFTER and not isinstance(family, WithDrafter):
+        raise ConfigError(
+            f"method {method!r} needs a drafter; give its checkpoint's folder as model of the speculative_config."
         )
     if method == _ANY_MTP:
         method = "mtp_eagle" if num_layers == 1 else "mtp_vanilla"

@@ -53,7 +53,7 @@ def decode_step(
     accepted = program.rule.accept(drafts, verified.logits_BWV, slots, program.parallel)
 
     num_emitted, finished = count_emitted(accepted, slots)
-    carry = program.proposer.observe(carry, verified.hidden_BWD, accepted.tokens_BE, num_emitted)
+    carry = program.proposer.observe(carry, verified.features_BWJ, accepted.tokens_BE, num_emitted)
     logprobs = token_logprobs(
         verified.logits_BWV, accepted.tokens_BE, slots.sampling, program.max_logprobs, program.parallel
     )
@@ -106,5 +106,5 @@ def verify(
         may_write_BW=within_cap_BW,
         page_table_BP=slots.page_table_BP,
     )
-    hidden_BWD, kv = model.target(tokens_BW, rows, kv)
-    return Verified(hidden_BWD=hidden_BWD, logits_BWV=model.unembed(hidden_BWD)), kv
+    hidden_BWD, features_BWJ, kv = model.target(tokens_BW, rows, kv)
+    return Verified(features_BWJ=features_BWJ, logits_BWV=model.unembed(hidden_BWD)), kv

@@ -38,13 +38,13 @@ def prefill_step(
     live = prompt.inputs.live
     row = jnp.arange(shape.chunk, dtype=jnp.int32)[None, :]
     rows = Rows(prompt.start, live, row < prompt.num_tokens[:, None], prompt.inputs.page_table_BP)
-    hidden_YTD, kv = model.target(prompt.tokens_YT[:, : shape.chunk], rows, state.kv)
+    hidden_YTD, features_YTJ, kv = model.target(prompt.tokens_YT[:, : shape.chunk], rows, state.kv)
 
     # Padding rows point one past the last slot: read clipped, written nowhere.
     slot = jnp.where(live, prompt.slot, state.committed_len.shape[0])
     carry = jax.tree.map(lambda x: x.at[slot].get(mode="clip"), state.carry)
     chunk = PrefillChunk(
-        hidden_YTD=hidden_YTD,
+        features_YTJ=features_YTJ,
         tokens_YX=prompt.tokens_YT,
         start=prompt.start,
         num_tokens=prompt.num_tokens,

@@ -5,7 +5,7 @@ package, so that agreement means something.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,12 +197,16 @@ class Reference:
         )
         return x + (self.experts if has_experts else self.gated)(normed, f"{name}.mlp")
 
+    def states(self, tokens: np.ndarray) -> list[np.ndarray]:
+        """What enters each layer, and what the last one gives."""
+        states = [self.t("model.embed_tokens.weight")[tokens]]
+        for index in range(self.config["num_hidden_layers"]):
+            states.append(self.layer(states[-1], index))
+        return states
+
     def hidden(self, tokens: np.ndarray) -> np.ndarray:
         """After the final norm."""
-        x = self.t("model.embed_tokens.weight")[tokens]
-        for index in range(self.config["num_hidden_layers"]):
-            x = self.layer(x, index)
-        return _rms(x, self.t("model.norm.weight"), self.eps)
+        return _rms(self.states(tokens)[-1], self.t("model.norm.weight"), self.eps)
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         tied = self.config.get("tie_word_embeddings", False)
@@ -223,3 +227,42 @@ class Reference:
         x = self.layer(np.concatenate(pair, -1) @ self.t(join).T, index, name)
         out = _rms(x, self.t(head_norm), self.eps)
         return self.logits(out), x if self.config["model_type"] == "glm4_moe" else out
+
+
+@dataclass
+class Eagle3Reference(Reference):
+    """An Eagle3 drafter by the published names of its tensors; `taps` count hidden states, the embedding's being 0."""
+
+    target: Reference
+    taps: tuple[int, ...]
+
+    def draft_logits(self, known: Sequence[int], drafts: Sequence[int]) -> np.ndarray:
+        """[V] logits of the token after `known` and `drafts`, made from scratch; -inf where it has no such token.
+
+        `known` ends in the pending token, whose hidden state nobody has yet.
+        """
+        tokens = np.asarray(known)
+        states = self.target.states(tokens[:-1])
+        rows = list(np.concatenate([states[tap] for tap in self.taps], -1) @ self.t("fc.weight").T)
+        following = list(tokens[1:])
+        out = self.layer_rows(np.stack(rows), np.asarray(following))
+        for draft in drafts:  # each takes in what the row before it gave
+            rows.append(out[-1])
+            following.append(draft)
+            out = self.layer_rows(np.stack(rows), np.asarray(following))
+        logits = _rms(out[-1], self.t("norm.weight"), self.eps) @ self.t("lm_head.weight").T
+        ids = np.arange(len(logits)) + self.tensors.get("d2t", 0)
+        whole = np.full(self.config["vocab_size"], -np.inf)
+        whole[ids] = logits
+        return whole
+
+    def layer_rows(self, hidden: np.ndarray, following: np.ndarray) -> np.ndarray:
+        """The drafter's layer over rows of (hidden, next token) from position 0 on, before its norm."""
+        owner = self if "embed_tokens.weight" in self.tensors else self.target
+        embedding = owner.t("embed_tokens.weight" if owner is self else "model.embed_tokens.weight")[following]
+        normed = _rms(hidden, self.t("midlayer.hidden_norm.weight"), self.eps)
+        embedded = _rms(embedding, self.t("midlayer.input_layernorm.weight"), self.eps)
+        attended = self.grouped(np.concatenate([embedded, normed], -1), "midlayer.self_attn")
+        x = (normed if self.config.get("norm_before_residual") else hidden) + attended
+        normed = _rms(x, self.t("midlayer.post_attention_layernorm.weight"), self.eps)
+        return x + self.gated(normed, "midlayer.mlp")

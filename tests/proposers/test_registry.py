@@ -6,10 +6,12 @@ import pytest
 
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.proposers.eagle3 import eagle3
 from mtp_jax.proposers.mtp import mtp_eagle, mtp_vanilla
 from mtp_jax.proposers.none import NO_DRAFT
-from mtp_jax.proposers.registry import PROPOSERS, method_names, resolve_method
+from mtp_jax.proposers.registry import PROPOSERS, check_method, method_names, resolve_method
 from mtp_jax.testing.toy_family import ToyFamily
+from tests.models.tiny_eagle3 import tiny_eagle3
 
 
 def spec(method: str | None = "mtp", kmax: int = 5) -> SpeculativeConfig:
@@ -52,6 +54,22 @@ def test_the_table_builds_what_was_resolved(num_layers: int) -> None:
     assert PROPOSERS[None](family, spec()) == NO_DRAFT
 
 
+def test_a_method_with_a_drafter_needs_one() -> None:
+    with pytest.raises(ConfigError, match="method 'eagle3' needs a drafter; give its checkpoint's folder as model"):
+        resolve_method(spec("eagle3"), ToyFamily())
+    assert resolve_method(spec("eagle3"), tiny_eagle3()) == ("eagle3", 5)
+    assert PROPOSERS["eagle3"](tiny_eagle3(), spec("eagle3")) == eagle3("coupled")
+    with pytest.raises(ConfigError, match="needs MTP layers and this llama checkpoint has none"):
+        resolve_method(spec("mtp"), tiny_eagle3())
+
+
+@pytest.mark.parametrize("method", ["mtp", "mtp_eagle", "ngram"])
+def test_a_drafter_is_refused_by_methods_that_take_none(method: str) -> None:
+    asked = SpeculativeConfig(method=method, model="drafter")
+    with pytest.raises(ConfigError, match=f"model is 'drafter', which method '{method}' has no use for; .*'eagle3'"):
+        check_method(asked)
+
+
 def test_an_unknown_method_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="method is 'magic'; it must be None or one of 'mtp', 'mtp_eagle', 'mtp_van"):
         resolve_method(spec("magic"), ToyFamily())
@@ -59,5 +77,6 @@ def test_an_unknown_method_is_refused_with_those_there_are() -> None:
 
 def test_every_name_is_in_the_table_or_resolves_to_one_that_is() -> None:
     for method in method_names():
-        resolved, _ = resolve_method(spec(method, 1), ToyFamily(num_mtp_layers=2))
+        family = tiny_eagle3() if method == "eagle3" else ToyFamily(num_mtp_layers=2)
+        resolved, _ = resolve_method(spec(method, 1), family)
         assert resolved in PROPOSERS
