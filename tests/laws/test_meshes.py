@@ -1,5 +1,7 @@
 """Law: tokens do not depend on the mesh. Every data shard schedules its own slots; the vote keeps them in step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,11 +17,27 @@ from tests.laws.support import assert_plain, request
 
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 FAMILY = ToyFamily(vocab_size=24)
+SMALL_VOCABULARY = ToyFamily(vocab_size=16)
 
 
-def engine_on(data: int, model: int) -> Engine:
+PROPOSERS: dict[str, dict[str, Any]] = {
+    "shortlist": {"draft_vocab_size": 8},
+    "prompt lookup": {"method": "ngram", "prompt_lookup_min": 1},
+    "prompt lookup, then an MTP layer": {"method": "ngram_mtp", "prompt_lookup_min": 2},
+}
+"""Ways to draft beside the plain MTP layer."""
+
+
+def engine_on(data: int, model: int, family: ToyFamily = FAMILY, **drafting: Any) -> Engine:
     return toy_engine(
-        FAMILY, data=data, model=model, max_draft_len=3, max_num_seqs=max(data, 2), max_model_len=32, page_size=4
+        family,
+        data=data,
+        model=model,
+        max_draft_len=3,
+        max_num_seqs=max(data, 2),
+        max_model_len=32,
+        page_size=4,
+        **drafting,
     )
 
 
@@ -31,7 +49,18 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 @settings(max_examples=max(settings().max_examples // 2, 10))
 @given(data=st.data())
 def test_a_mesh_gives_the_tokens_of_plain_decoding(engine: Engine, data: st.DataObject) -> None:
-    requests = data.draw(batches(FAMILY.vocab_size, max_model_len=32, max_size=6, max_tokens=12))
+    assert_tokens_are_plain(engine, data)
+
+
+@pytest.mark.parametrize("drafting", PROPOSERS.values(), ids=PROPOSERS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_so_it_does_however_drafts_are_made(drafting: dict[str, Any], data: st.DataObject) -> None:
+    assert_tokens_are_plain(engine_on(2, 2, SMALL_VOCABULARY, **drafting), data)
+
+
+def assert_tokens_are_plain(engine: Engine, data: st.DataObject) -> None:
+    requests = data.draw(batches(engine.family.vocab_size, max_model_len=32, max_size=6, max_tokens=12))
     num_shards = engine.config.mesh.data
     running = restart(
         engine,
