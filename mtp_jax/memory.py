@@ -27,6 +27,7 @@ def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) ->
         method, max_draft_len = resolve_method(speculative, family)
     specs = (*family.kv_specs(), *PROPOSERS[method](family, speculative).draft_kv_specs(family))
     specs = stored_specs(specs, config.attention_backend)
+    num_rows = speculative.topology.num_drafts(max_draft_len) + 1
     channels = 0
     for spec in specs:
         num_heads = spec.num_kv_heads if spec.axis is None else spec.num_kv_heads // config.mesh.model
@@ -35,7 +36,7 @@ def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) ->
     return {
         "KV blocks": num_positions * channels * dtype.itemsize,
         "page tables": config.slots_per_shard * config.pages_per_slot * 4,
-        "logits": config.slots_per_shard * (max_draft_len + 1) * family.vocab_size * 4,
+        "logits": config.slots_per_shard * num_rows * family.vocab_size * 4,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from kernels_pallas.paged_attention import select_backend
-from mtp_jax.acceptance.registry import RULES
+from mtp_jax.acceptance.registry import rule_of
 from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
@@ -102,7 +102,7 @@ def resolve_dtype(dtype: str) -> str | None:
 def _check_variants(speculative: SpeculativeConfig) -> None:
     """Raises `ConfigError` for a name that its table lacks: the engine would say so too, but after compiling."""
     check_method(speculative)
-    _ = RULES[speculative.acceptance], POLICIES[speculative.policy]
+    _ = rule_of(speculative), POLICIES[speculative.policy]
 
 
 def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:

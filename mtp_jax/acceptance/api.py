@@ -13,12 +13,17 @@ from mtp_jax.ops.sharding import Parallel
 class AcceptanceRule(Protocol):
     """Implementations are frozen, hashable dataclasses."""
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may be trees (`Drafts.parent_BK`)."""
+        ...
+
     def accept(
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:
-        """The verdict of one step. Row w of the logits speaks of the token at position committed_len + w + 1.
+        """The verdict of one step. Row w of the logits speaks of the token after row w: see `Verified`.
 
-        At most `slots.draft_cap` drafts of a slot are accepted.
+        Of a slot only the first `slots.draft_cap` drafts are there; the others mean nothing.
         """
         ...
 

@@ -7,6 +7,7 @@ from mtp_jax.acceptance.match import Match
 from mtp_jax.acceptance.rejection import Rejection
 from mtp_jax.acceptance.synthetic import Synthetic, conditional_rates
 from mtp_jax.core.config import SpeculativeConfig
+from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.variants import Variants
 
 RULES: Variants[str, Callable[[SpeculativeConfig], AcceptanceRule]] = Variants(
@@ -19,8 +20,14 @@ RULES: Variants[str, Callable[[SpeculativeConfig], AcceptanceRule]] = Variants(
 
 
 def rule_of(spec: SpeculativeConfig) -> AcceptanceRule:
-    """The rule that a configuration names, under forced acceptance where it sets `synthetic_acceptance`."""
+    """The rule that a configuration names, under forced acceptance where it sets `synthetic_acceptance`.
+
+    `ConfigError` where its drafts are trees and the rule knows chains only.
+    """
     rule = RULES[spec.acceptance](spec)
-    if spec.synthetic_acceptance is None:
-        return rule
-    return Synthetic(rule, conditional_rates(spec.synthetic_acceptance))
+    if spec.synthetic_acceptance is not None:
+        rule = Synthetic(rule, conditional_rates(spec.synthetic_acceptance))
+    if spec.topology.is_tree and not rule.takes_trees:
+        name = spec.acceptance if spec.synthetic_acceptance is None else "synthetic"
+        raise ConfigError(f"{name} acceptance takes chains of drafts, and method {spec.method!r} makes trees.")
+    return rule

@@ -36,6 +36,10 @@ class Rejection:
 
     block_verification: bool = False
 
+    @property
+    def takes_trees(self) -> bool:
+        return False
+
     def accept(
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:

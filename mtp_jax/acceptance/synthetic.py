@@ -26,6 +26,10 @@ class Synthetic:
     inner: AcceptanceRule
     rates: tuple[float, ...]
 
+    @property
+    def takes_trees(self) -> bool:
+        return False
+
     def accept(
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:

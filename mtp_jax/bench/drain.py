@@ -196,7 +196,7 @@ class _Device:
             end = decision.start + decision.num_tokens
             self._committed_len[decision.admission] = end
             tokens = (0,) if decision.is_last else ()
-            return StepResult(decision, (SlotResult(tokens, 0, 0, end, False, (), ()),))
+            return StepResult(decision, (SlotResult(tokens, 0, 0, 0, end, False, (), ()),))
         results = tuple(self._decode(decided.slot, decided.admission, decided.draft_cap) for decided in decision.slots)
         shape = decision.shape
         seconds = self._recording.seconds((shape.slots, shape.draft_len))
@@ -207,14 +207,14 @@ class _Device:
         slot = self._slots.find(index, admission)
         start = self._committed_len[admission]
         if slot is None or start >= slot.state.limit:
-            return SlotResult((), 0, 0, start, True, (), ())
+            return SlotResult((), 0, 0, 0, start, True, (), ())
         left = slot.state.limit - start
         cap = min(draft_cap, left - 1)
         num_right = next(
             (j for j in range(cap) if not _is_right(slot.state.request.request_id, start, j, self._rates[j])), cap
         )
         end = self._committed_len[admission] = start + num_right + 1
-        return SlotResult((0,) * (num_right + 1), num_right, cap, end, end == slot.state.limit, (), ())
+        return SlotResult((0,) * (num_right + 1), num_right, cap, cap, end, end == slot.state.limit, (), ())
 
 
 def _is_right(request_id: str, position: int, draft: int, rate: float) -> bool:

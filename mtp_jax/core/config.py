@@ -6,12 +6,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
 
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.topology import CHAIN, DEFAULT_TREE_TOPK, Topology, Tree
 
 NEAR_LIMIT_RULES = ("row_cap", "group_zero")
 DRAFT_SAMPLINGS = ("coupled", "greedy", "probabilistic")
+TREE_METHOD = "dynamic_tree"
 _ACCEPTANCE_WINDOW = 256
 MAX_DRAFT_LEN = 7
 """Verification handles up to 8 rows a slot: attention kernels are written for W = 1..8."""
@@ -161,6 +164,8 @@ class SpeculativeConfig:
     `draft_vocab_size`: MTP layers draft among so many of the most frequent tokens, by the ranking beside the weights.
     `prompt_lookup_min`, `prompt_lookup_max`: how many of the last tokens "ngram" looks up (2 to 5 by default; from 5 on
     "ngram_mtp" prefers what it finds to the MTP layers' drafts).
+    `method="dynamic_tree"`: Kmax is the depth of a tree of `tree_nodes` drafts (topk * Kmax by default), in which each
+    node has `tree_topk` continuations (4 by default).
     """
 
     method: str | None = "mtp"
@@ -178,6 +183,8 @@ class SpeculativeConfig:
     draft_vocab_size: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    tree_topk: int | None = None
+    tree_nodes: int | None = None
 
     def __post_init__(self) -> None:
         # Variants are named here and known to their tables alone, so that one more is one line there.
@@ -209,6 +216,19 @@ class SpeculativeConfig:
                 )
             object.__setattr__(self, "draft_len_schedule", FrozenMap(self.draft_len_schedule))
             self._check_schedule(self.draft_len_schedule)
+        for name in ("tree_topk", "tree_nodes"):
+            if getattr(self, name) is not None:
+                _require_int(name, getattr(self, name), 1, None)
+        _ = self.topology  # refuses trees that cannot be
+
+    @cached_property
+    def topology(self) -> Topology:
+        """What the drafts of a step hang on. The one method known by name here: it changes what the host reserves."""
+        if self.method != TREE_METHOD:
+            return CHAIN
+        topk = DEFAULT_TREE_TOPK if self.tree_topk is None else self.tree_topk
+        nodes = topk * self.num_speculative_tokens if self.tree_nodes is None else self.tree_nodes
+        return Tree(self.num_speculative_tokens, topk, nodes)
 
     def _check_plain(self) -> None:
         """Raises `ConfigError` for a field that plain decoding would ignore."""
@@ -372,6 +392,11 @@ class EngineConfig:
     def max_draft_len(self) -> int:
         """Kmax: draft lengths 0..Kmax are compiled."""
         return self.speculative.num_speculative_tokens
+
+    @property
+    def topology(self) -> Topology:
+        """What the drafts of a step hang on."""
+        return self.speculative.topology
 
     @property
     def pages_per_slot(self) -> int:

@@ -42,11 +42,15 @@ class PrefillColumn(_FromZero):
 
 
 class OutputColumn(_FromZero):
-    """Per-slot columns of what a launch sends back; after them: emitted tokens E, drafts K, target tokens W."""
+    """Per-slot columns of what a launch sends back; after them: emitted tokens E, drafts K, target tokens W.
+
+    Where drafts are trees, last: the drafts' parents K.
+    """
 
     NUM_EMITTED = auto()
     NUM_ACCEPTED = auto()
     NUM_DRAFTED = auto()
+    DRAFT_DEPTH = auto()
     COMMITTED_LEN = auto()
     FINISHED = auto()
 

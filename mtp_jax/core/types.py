@@ -17,6 +17,7 @@ draft_len      K: drafts per slot this step (compile-time); draft_cap: a slot's 
 Dimensions
 ----------
 B slots   K draft tokens   W = K+1 verify width   E emitted tokens per slot, padded
+(of a tree K counts nodes, and E is one more than its depth: of a chain E = W)
 F rows of carried features   J features of a row
 T packed tokens   S positions   P page-table entries   N pages in the pool   Z positions per page
 D model width   H query heads   G KV heads   C head channels   R latent width (MLA)   V vocabulary   L layers
@@ -110,12 +111,13 @@ class SlotView:
     pending_token: Int[Array, " B"]
     live: Bool[Array, " B"]  # scheduled by the host and not finished on the device
     draft_cap: Int[Array, " B"]  # min(host's cap, limit - committed_len - 1), 0 where not live
+    num_positions: Int[Array, " B"]  # from committed_len on, that this launch may write; drafters of trees keep to it
     limit: Int[Array, " B"]
     page_table_BP: Int[Array, "B P"]
     stop_ids_BI: Int[Array, "B I"]
     history_BS: Int[Array, "B S"]  # tokens by position, the pending one at committed_len included; no meaning past it
     sampling: SamplingRows
-    noise_BWV: Float[Array, "B W V"]  # of the tokens at positions c+1..c+W; drafts and target share it
+    noise_BWV: Float[Array, "B W V"]  # of the tokens at positions c+1..c+W (a tree: c+E); drafts and target share it
 
 
 @struct.dataclass
@@ -200,11 +202,14 @@ class Drafts:
     coupled draft. A rule that needs the law of sampled drafts gets the very array they were drawn from.
     `num_proposed`: how many of a slot's drafts the proposer stands by, where it may be fewer than K; the rest is filler
     and is neither accepted nor counted.
+    `parent_BK` None means a chain. Else draft k follows row `parent_BK[k]`: 0 is the pending token, j + 1 draft j;
+    parents come before children, so that the first `draft_cap` drafts are a tree too. Siblings differ in their tokens.
     """
 
     tokens_BK: Int[Array, "B K"]
     probs_BKV: Float[Array, "B K V"] | None = None
     num_proposed: Int[Array, " B"] | None = None
+    parent_BK: Int[Array, "B K"] | None = None
 
 
 @struct.dataclass
@@ -222,7 +227,7 @@ class RowText:
 
 @struct.dataclass
 class Verified:
-    """The target's view of pending + drafts: row w speaks of the token at position c + w + 1.
+    """The target's view of pending + drafts: row w speaks of the token that follows it (in a chain at c + w + 1).
 
     Logits on a mesh: this device's part of the vocabulary, for the slots of all data shards (`Parallel.gather_slots`).
     """
@@ -233,11 +238,15 @@ class Verified:
 
 @struct.dataclass
 class Accepted:
-    """A rule's verdict. `tokens_BE[b, :num_accepted[b] + 1]` are the accepted drafts and the bonus token."""
+    """A rule's verdict. `tokens_BE[b, :num_accepted[b] + 1]` are the accepted drafts and the bonus token.
+
+    `path_BE[b, :num_accepted[b] + 1]`: the rows that these tokens follow, ascending, row 0 first. None: 0, 1, 2 ...
+    """
 
     num_accepted: Int[Array, " B"]
     tokens_BE: Int[Array, "B E"]
     target_tokens_BW: Int[Array, "B W"]
+    path_BE: Int[Array, "B E"] | None = None
 
 
 @struct.dataclass
@@ -248,11 +257,13 @@ class StepOutputs:
     num_emitted: Int[Array, " B"]
     num_accepted: Int[Array, " B"]  # verified drafts among the emitted tokens
     num_drafted: Int[Array, " B"]  # drafts that could have been accepted: the slot's cap as the device knew it
+    draft_depth: Int[Array, " B"]  # the longest path among them; of a chain their number
     committed_len: Int[Array, " B"]  # after the step
     finished: Bool[Array, " B"]
     drafts_BK: Int[Array, "B K"]
     target_tokens_BW: Int[Array, "B W"]
     logprobs: "Logprobs"
+    parent_BK: Int[Array, "B K"] | None = None  # None: chains
 
     def pack(self, agreed_V: Int[Array, " V"] | None = None) -> "PackedOutputs":
         """The same, the small arrays side by side in one: every array costs a transfer of its own.
@@ -263,12 +274,15 @@ class StepOutputs:
             OutputColumn.NUM_EMITTED: self.num_emitted,
             OutputColumn.NUM_ACCEPTED: self.num_accepted,
             OutputColumn.NUM_DRAFTED: self.num_drafted,
+            OutputColumn.DRAFT_DEPTH: self.draft_depth,
             OutputColumn.COMMITTED_LEN: self.committed_len,
             OutputColumn.FINISHED: self.finished.astype(jnp.int32),
         }
         fixed = jnp.stack([columns[column] for column in OutputColumn], axis=1)
         agreed = [] if agreed_V is None else [jnp.broadcast_to(agreed_V, (fixed.shape[0], agreed_V.shape[0]))]
-        small_BX = jnp.concatenate([fixed, *agreed, self.tokens_BE, self.drafts_BK, self.target_tokens_BW], axis=1)
+        parents = [] if self.parent_BK is None else [self.parent_BK]
+        parts = [fixed, *agreed, self.tokens_BE, self.drafts_BK, self.target_tokens_BW, *parents]
+        small_BX = jnp.concatenate(parts, axis=1)
         return PackedOutputs(small_BX, self.logprobs)
 
 
@@ -276,7 +290,8 @@ class StepOutputs:
 class PackedOutputs:
     """`StepOutputs` as they travel, in columns.
 
-    `OutputColumn`s, `VoteColumn`s where steps are voted on, E emitted tokens, K drafts, W target tokens.
+    `OutputColumn`s, `VoteColumn`s where steps are voted on, E emitted tokens, K drafts, W target tokens, and of trees
+    the drafts' K parents.
     """
 
     small_BX: Int[Array, "B X"]

@@ -8,11 +8,16 @@ from mtp_jax.engine.vote import EVERYTHING, Needs, Wish
 
 @dataclass(frozen=True)
 class SlotDecision:
-    """One slot's part in a decode launch. `num_pages` it holds at launch; reserved are `draft_cap + 1` positions."""
+    """One slot's part in a decode launch. `num_pages` it holds at launch.
+
+    What it may draft, what it may gain and what it may write are three facts: see `core.topology`.
+    """
 
     slot: int
     admission: int
     draft_cap: int
+    max_emitted: int  # the bound on its length grows by this much
+    num_positions: int  # reserved for the launch, from the bound on
     num_pages: int
     wants_logprobs: bool
 

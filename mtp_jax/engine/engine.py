@@ -70,6 +70,7 @@ class Engine:
             attention_backend=self.config.attention_backend,
             num_stop_ids=self.config.max_stop_token_ids,
             max_logprobs=self.config.max_logprobs,
+            topology=self.config.topology,
             parallel=placement.parallel,
             is_voting=placement.is_voting,
             debug=self.config.debug_checks,
@@ -81,7 +82,7 @@ class Engine:
         needs_costs = speculative.policy in NEEDS_STEP_COSTS
         self.step_costs = self.launcher.measure_step_costs() if needs_costs else {}
         self.group = self._new_group(self.config, lambda: policy_of(speculative, self.step_costs))
-        self._readback = Readback(self.config.readback_depth)
+        self._readback = Readback(self.config.readback_depth, self.config.topology)
         self._refused: list[Progress] = []
         self._unfinished: set[str] = set()
         self._failure: str | None = None
@@ -109,7 +110,7 @@ class Engine:
         again = copy.copy(self)
         again.config = config
         again.group = self._new_group(config, make_policy)
-        again._readback = Readback(config.readback_depth)
+        again._readback = Readback(config.readback_depth, config.topology)
         again._batch = self._new_batch()
         again._refused = []
         again._unfinished = set()

@@ -11,6 +11,7 @@ import numpy as np
 
 from mtp_jax.core.layout import OutputColumn, VoteColumn
 from mtp_jax.core.shapes import StepShape
+from mtp_jax.core.topology import Topology
 from mtp_jax.core.types import Logprobs, PackedOutputs
 from mtp_jax.engine.decisions import LaunchDecision, StepDecision
 from mtp_jax.engine.requests import TokenLogprob
@@ -29,8 +30,9 @@ class Launch:
 class Readback:
     """Launches in flight, oldest first. With depth d, results are read once d newer launches are under way."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, topology: Topology) -> None:
         self._depth = depth
+        self._topology = topology
         self._queue: deque[tuple[Launch, float]] = deque()
         self._last_read_s = float("-inf")
 
@@ -54,7 +56,7 @@ class Readback:
         small_BX = _host_rows(launch.outputs.small_BX).tolist()
         now_s = time.perf_counter()
         elapsed_s, self._last_read_s = now_s - max(launched_s, self._last_read_s), now_s
-        return _result(launch, small_BX, elapsed_s)
+        return _result(launch, small_BX, elapsed_s, self._topology)
 
 
 def start_copy(launch: Launch) -> None:
@@ -108,11 +110,11 @@ def _host_rows(array_BX: jax.Array) -> np.ndarray:
     return np.concatenate([jax.device_get(part) for part in _parts(array_BX)])
 
 
-def _result(launch: Launch, small_BX: list[list[int]], elapsed_s: float) -> LaunchResult:
+def _result(launch: Launch, small_BX: list[list[int]], elapsed_s: float, topology: Topology) -> LaunchResult:
     decision = launch.decision
-    draft_len = decision.shape.draft_len if isinstance(decision.shape, StepShape) else 0
+    num_drafts = topology.num_drafts(decision.shape.draft_len) if isinstance(decision.shape, StepShape) else 0
+    widths = _Widths(len(VoteColumn) if decision.wishes else 0, num_drafts, num_drafts if topology.is_tree else None)
     rows_per_shard = len(small_BX) // len(decision.shards)
-    num_voted = len(VoteColumn) if decision.wishes else 0
     logprobs = None
     if decision.wants_logprobs:
         logprobs = jax.tree.map(_host_rows, launch.outputs.logprobs)
@@ -123,29 +125,39 @@ def _result(launch: Launch, small_BX: list[list[int]], elapsed_s: float) -> Laun
             rows = [(first + decided.slot, decided.wants_logprobs) for decided in part.slots]
         else:
             rows = [] if part is None else [(first, part.wants_logprobs)]
-        slots = tuple(
-            _slot_result(small_BX[row], draft_len, num_voted, logprobs if wants else None, row) for row, wants in rows
-        )
+        slots = tuple(_slot_result(small_BX[row], widths, logprobs if wants else None, row) for row, wants in rows)
         shards.append(None if part is None else StepResult(part, slots, elapsed_s))
     agreed = None
-    if num_voted:
-        agreed = Wish.of_columns(small_BX[0][len(OutputColumn) : len(OutputColumn) + num_voted])
+    if widths.num_voted:
+        agreed = Wish.of_columns(small_BX[0][len(OutputColumn) : len(OutputColumn) + widths.num_voted])
     return LaunchResult(decision, tuple(shards), agreed)
 
 
-def _slot_result(columns: list[int], draft_len: int, num_voted: int, logprobs: Logprobs | None, row: int) -> SlotResult:
-    first_target = len(columns) - (draft_len + 1)
-    first_draft = first_target - draft_len
-    first_token = len(OutputColumn) + num_voted
+@dataclass(frozen=True)
+class _Widths:
+    """Columns of a row's parts, the fixed ones and the emitted tokens apart. `num_parents` None: a chain."""
+
+    num_voted: int
+    num_drafts: int
+    num_parents: int | None
+
+
+def _slot_result(columns: list[int], widths: _Widths, logprobs: Logprobs | None, row: int) -> SlotResult:
+    first_parent = len(columns) - (widths.num_parents or 0)
+    first_target = first_parent - (widths.num_drafts + 1)
+    first_draft = first_target - widths.num_drafts
+    first_token = len(OutputColumn) + widths.num_voted
     tokens = tuple(columns[first_token : first_token + columns[OutputColumn.NUM_EMITTED]])
     return SlotResult(
         tokens=tokens,
         num_accepted=columns[OutputColumn.NUM_ACCEPTED],
         num_drafted=columns[OutputColumn.NUM_DRAFTED],
+        draft_depth=columns[OutputColumn.DRAFT_DEPTH],
         committed_len=columns[OutputColumn.COMMITTED_LEN],
         finished=bool(columns[OutputColumn.FINISHED]),
         drafts=tuple(columns[first_draft:first_target]),
-        target_tokens=tuple(columns[first_target:]),
+        target_tokens=tuple(columns[first_target:first_parent]),
+        parents=None if widths.num_parents is None else tuple(columns[first_parent:]),
         logprobs=() if logprobs is None else _token_logprobs(logprobs, row, tokens),
     )
 

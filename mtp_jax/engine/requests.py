@@ -63,7 +63,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One decode step of one request, as `LLM.trace` shows it."""
+    """One decode step of one request, as `LLM.trace` shows it.
+
+    `target_tokens[w]` is what the target says after row w: the pending token (row 0) or draft w - 1. In a chain each
+    draft follows the one before it. In a tree (`parents` not None) draft i follows row `parents[i]`.
+    """
 
     draft_len: int  # K of the launch
     draft_cap: int  # the slot's own limit in it
@@ -74,11 +78,16 @@ class StepRecord:
     committed_len_before: int
     committed_len_after: int
     num_pages: int
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass
 class RequestMetrics:
-    """What speculation did for one request. Rates count verified drafts only; the bonus token is never one."""
+    """What speculation did for one request. Rates count verified drafts only; the bonus token is never one.
+
+    Of a tree `num_draft_tokens` counts every node, the lists by position count paths: a step adds one for each level
+    that its tree reached, or that was accepted.
+    """
 
     num_steps: int = 0
     num_draft_tokens: int = 0
@@ -93,13 +102,13 @@ class RequestMetrics:
         """Mean tokens a decode step emitted: 1 + accepted drafts per step (1.0 when there was no step)."""
         return 1.0 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
 
-    def count_step(self, draft_len: int, num_drafted: int, num_accepted: int) -> None:
+    def count_step(self, draft_len: int, num_drafted: int, num_accepted: int, draft_depth: int) -> None:
         """Adds one verified step."""
         self.num_steps += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         self.draft_lens.append(draft_len)
-        add_per_position(self.drafted_per_pos, num_drafted)
+        add_per_position(self.drafted_per_pos, draft_depth)
         add_per_position(self.accepted_per_pos, num_accepted)
 
 

@@ -14,10 +14,12 @@ class SlotResult:
     tokens: tuple[int, ...]  # emitted
     num_accepted: int
     num_drafted: int
+    draft_depth: int  # the longest path among the drafts; of a chain their number
     committed_len: int
     finished: bool
     drafts: tuple[int, ...]
     target_tokens: tuple[int, ...]
+    parents: tuple[int, ...] | None = None  # of the drafts of a tree; see `StepRecord`
     logprobs: tuple[TokenLogprob, ...] = ()
 
 

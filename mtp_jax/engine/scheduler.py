@@ -51,6 +51,7 @@ class Scheduler:
         self.slots = SlotTable(config.slots_per_shard)
         self.waiting: deque[RequestState] = deque() if waiting is None else waiting
         self.totals = Totals() if totals is None else totals
+        self._topology = config.topology
         self._is_starved = False  # a slot sat out for want of pages: nobody new is admitted meanwhile
 
     # ---- requests in and out
@@ -152,7 +153,7 @@ class Scheduler:
             chunk=self._next_chunk(num_prefills_coming),
             draft_len=longest,
             # A slot with r tokens to go can use r - 1 drafts; when nobody can use more, a shorter program does as well.
-            useful_drafts=max(self._most_drafts(slot) for slot in to_decode),
+            useful_drafts=max(self._longest_draft(slot) for slot in to_decode),
             num_decoding=len(decoding) + min(num_prefills_coming, len(prefilling)),
             **needs,
         )
@@ -168,16 +169,18 @@ class Scheduler:
             num_prefills_coming -= num_chunks
         return 0
 
-    def _most_drafts(self, slot: Slot) -> int:
+    def _longest_draft(self, slot: Slot) -> int:
+        """In a tree a path: how deep it may be."""
         remaining = slot.remaining if slot.is_prefilled else slot.state.limit - len(slot.prompt)
         return min(max(remaining - 1, 0), self.config.max_draft_len)
 
     def _is_near_limit(self, slot: Slot, num_ahead: int) -> bool:
-        """Whether Kmax + 1 tokens may not fit below max_model_len, by the bound after `num_ahead` more steps."""
-        width = self.config.max_draft_len + 1
+        """Whether a whole step may not fit below max_model_len, by the bound after `num_ahead` more steps."""
+        longest, topology = self.config.max_draft_len, self._topology
+        num_drafts = topology.num_drafts(longest)
         start = slot.reserved_len if slot.is_prefilled else len(slot.prompt)
-        bound = min(start + num_ahead * width, slot.state.limit)
-        return bound + width > self.config.max_model_len
+        bound = min(start + num_ahead * topology.max_emitted(longest, num_drafts), slot.state.limit)
+        return bound + topology.num_positions(longest, num_drafts) > self.config.max_model_len
 
     # ---- the decision
 
@@ -210,12 +213,11 @@ class Scheduler:
         for slot in decoding:
             if not self._fits(slot, shape, needs):
                 continue
-            cap = self._reserve(slot, min(shape.draft_len, slot.remaining - 1))
+            cap = self._reserve(slot, shape.draft_len)
             if cap is None:
                 continue
-            slot.launched_decode(cap)
-            wants_logprobs = slot.state.request.params.logprobs is not None
-            decided.append(SlotDecision(slot.index, slot.admission, cap, len(slot.pages), wants_logprobs))
+            decided.append(self._part_of(slot, shape.draft_len, cap))
+            slot.launched_decode(decided[-1].max_emitted)
         self._is_starved = len(decided) < sum(self._fits(slot, shape, needs) for slot in decoding)
         if decided:
             return StepDecision(number, shape, tuple(decided))
@@ -237,17 +239,30 @@ class Scheduler:
             raise InvariantError("one request alone ran out of pages although admission checked that it fits")
         self.preempt(newest)
 
-    def _reserve(self, slot: Slot, cap: int) -> int | None:
-        """Pages for `cap` drafts, or for as many as there are pages for; None when not even the pending token fits."""
+    def _reserve(self, slot: Slot, draft_len: int) -> int | None:
+        """The slot's cap: the most drafts that it can use and has pages for. None: not even the pending token fits."""
         page_size = self.config.cache.page_size
-        for smaller in range(cap, -1, -1):
-            wanted = pages_for(min(slot.reserved_len + smaller + 1, slot.state.limit), page_size)
+        most = min(self._topology.num_drafts(draft_len), slot.remaining - 1)
+        for cap in range(most, -1, -1):
+            end = slot.reserved_len + self._topology.num_positions(draft_len, cap)
+            wanted = pages_for(min(end, slot.state.limit), page_size)
             try:
                 slot.pages.extend(self.pool.take(max(wanted - len(slot.pages), 0)))
             except OutOfPages:
                 continue
-            return smaller
+            return cap
         return None
+
+    def _part_of(self, slot: Slot, draft_len: int, cap: int) -> SlotDecision:
+        return SlotDecision(
+            slot=slot.index,
+            admission=slot.admission,
+            draft_cap=cap,
+            max_emitted=self._topology.max_emitted(draft_len, cap),
+            num_positions=self._topology.num_positions(draft_len, cap),
+            num_pages=len(slot.pages),
+            wants_logprobs=slot.state.request.params.logprobs is not None,
+        )
 
     # ---- reconciliation
 
@@ -263,8 +278,8 @@ class Scheduler:
             if slot is None:
                 continue
             _check_result(slot, decided, slot_result)
-            slot.reconciled_decode(decided.draft_cap, len(slot_result.tokens), slot_result.committed_len)
-            add_per_position(drafted, slot_result.num_drafted)
+            slot.reconciled_decode(decided.max_emitted, len(slot_result.tokens), slot_result.committed_len)
+            add_per_position(drafted, slot_result.draft_depth)
             add_per_position(accepted, slot_result.num_accepted)
             outcome = _outcome(slot.state.request, slot_result)
             self._count(slot, result.decision, decided, outcome.kept)
@@ -283,13 +298,13 @@ class Scheduler:
 
     def _count(self, slot: Slot, decision: StepDecision, decided: SlotDecision, result: SlotResult) -> None:
         num_drafted, num_accepted = result.num_drafted, result.num_accepted
-        slot.state.metrics.count_step(decision.shape.draft_len, num_drafted, num_accepted)
+        slot.state.metrics.count_step(decision.shape.draft_len, num_drafted, num_accepted, result.draft_depth)
         totals = self.totals
         totals.num_slot_steps += 1
         totals.num_drafts += num_drafted > 0
         totals.num_draft_tokens += num_drafted
         totals.num_accepted_tokens += num_accepted
-        add_per_position(totals.num_draft_tokens_per_pos, num_drafted)
+        add_per_position(totals.num_draft_tokens_per_pos, result.draft_depth)
         add_per_position(totals.num_accepted_tokens_per_pos, num_accepted)
         if slot.state.request.wants_trace:
             slot.state.records.append(
@@ -297,6 +312,7 @@ class Scheduler:
                     draft_len=decision.shape.draft_len,
                     draft_cap=decided.draft_cap,
                     drafts=result.drafts[:num_drafted],
+                    parents=None if result.parents is None else result.parents[:num_drafted],
                     target_tokens=result.target_tokens[: num_drafted + 1],
                     num_accepted=num_accepted,
                     emitted=result.tokens,
@@ -359,8 +375,9 @@ def _first_tokens(result: SlotResult, num_tokens: int) -> SlotResult:
 
 
 def _check_result(slot: Slot, decided: SlotDecision, result: SlotResult) -> None:
-    if not 0 <= result.num_accepted <= result.num_drafted <= decided.draft_cap or not result.tokens:
+    num_drafted, depth = result.num_drafted, result.draft_depth
+    if not 0 <= result.num_accepted <= depth <= num_drafted <= decided.draft_cap or not result.tokens:
         raise InvariantError(
-            f"slot {slot.index}: {result.num_accepted} accepted of {result.num_drafted} drafts, "
+            f"slot {slot.index}: {result.num_accepted} accepted of {num_drafted} drafts {depth} deep, "
             f"{len(result.tokens)} tokens, under a cap of {decided.draft_cap}"
         )

@@ -2,9 +2,12 @@
 
 The capacity rule (`c` is the device's committed_len, which the host learns late):
 
-    at launch:     pages cover min(reserved_len + cap + 1, limit);  reserved_len += cap + 1
-    at reconcile:  known_len = c as read;                           reserved_len -= (cap + 1) - num_emitted
+    at launch:     pages cover min(reserved_len + num_positions, limit);  reserved_len += max_emitted
+    at reconcile:  known_len = c as read;                                 reserved_len -= max_emitted - num_emitted
     invariant:     known_len <= c <= reserved_len
+
+With `cap` drafts in a chain both numbers are cap + 1. A tree of `cap` nodes writes cap + 1 positions or more, and gains
+a token a level: `core.topology` has the numbers.
 
 `min_len` is the matching lower bound for launches in flight: each emits at least one token unless the slot is finished.
 """
@@ -51,15 +54,15 @@ class Slot:
         self.prefilled += num_tokens
         self.known_len = self.reserved_len = self.prefilled
 
-    def launched_decode(self, draft_cap: int) -> None:
-        """A decode step was launched with this cap."""
-        self.reserved_len += draft_cap + 1
+    def launched_decode(self, max_emitted: int) -> None:
+        """A decode step was launched that emits at most so many tokens."""
+        self.reserved_len += max_emitted
         self.num_in_flight += 1
 
-    def reconciled_decode(self, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+    def reconciled_decode(self, max_emitted: int, num_emitted: int, committed_len: int) -> None:
         """A decode step's result was read."""
         self.num_in_flight -= 1
-        self.reserved_len -= draft_cap + 1 - num_emitted
+        self.reserved_len -= max_emitted - num_emitted
         if not self.known_len <= committed_len <= self.reserved_len:
             raise InvariantError(
                 f"slot {self.index}: committed_len {committed_len} is outside its bounds "

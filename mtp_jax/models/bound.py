@@ -15,8 +15,20 @@ from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
 
 @dataclass(frozen=True)
+class TreeRows:
+    """Rows that are not one after the other: row w is the `first_row + w`-th of its tree, and is stored as such.
+
+    Its position in the text is `base_len + depth_BW[w]`; it attends what is before the base and the rows of its bits.
+    """
+
+    depth_BW: Int[Array, "B W"]
+    ancestor_bits_BW: UInt32[Array, "B W"]
+    first_row: int = 0
+
+
+@dataclass(frozen=True)
 class Rows:
-    """Which rows a forward pass runs: row w of slot b sits at position `base_len[b] + w`.
+    """Which rows a forward pass runs: row w of slot b sits at position `base_len[b] + w`, unless `tree` says otherwise.
 
     `may_write_BW` false marks padding rows: their keys go to the null page and their results mean nothing.
     """
@@ -25,7 +37,13 @@ class Rows:
     live: Bool[Array, " B"]
     may_write_BW: Bool[Array, "B W"]
     page_table_BP: Int[Array, "B P"]
-    ancestor_bits_BW: UInt32[Array, "B W"] | None = None
+    tree: TreeRows | None = None
+
+    def positions(self, num_rows: int) -> Int[Array, "B W"]:
+        """Where the rows are in the text: what rotary embeddings go by."""
+        if self.tree is None:
+            return row_positions(self.base_len, num_rows)
+        return self.base_len[:, None] + self.tree.depth_BW
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,8 @@ class BoundModel:
             live=rows.live,
             may_write_BW=rows.may_write_BW,
             backend=self.attention_backend,
-            ancestor_bits_BW=rows.ancestor_bits_BW,
+            ancestor_bits_BW=None if rows.tree is None else rows.tree.ancestor_bits_BW,
+            first_row=0 if rows.tree is None else rows.tree.first_row,
             debug=self.debug,
         )
 
@@ -56,7 +75,7 @@ class BoundModel:
 
         MTP layers are fed with the hidden state itself, a drafter of its own with its features.
         """
-        positions_BW = row_positions(rows.base_len, tokens_BW.shape[1])
+        positions_BW = rows.positions(tokens_BW.shape[1])
         given = (self.weights, tokens_BW, positions_BW, kv, self._attend(rows), self.parallel)
         if isinstance(self.family, WithDrafter):
             return self.family.forward_with_features(*given)
@@ -76,7 +95,7 @@ class BoundModel:
         draft_kv: tuple[LayerKV, ...],
     ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], tuple[LayerKV, ...]]:
         """MTP layer `depth` over the rows: (hidden for `draft_unembed`, hidden to recycle, pages)."""
-        positions_BW = row_positions(rows.base_len, tokens_BW.shape[1])
+        positions_BW = rows.positions(tokens_BW.shape[1])
         head_BWD, recycled_BWD, layer_kv = self.family.draft_forward(
             self.weights, depth, tokens_BW, hidden_BWD, positions_BW, draft_kv[depth], self._attend(rows), self.parallel
         )

@@ -97,6 +97,28 @@ def write_kv(
     return LayerKV(k_pages=k_pages, v_pages=_set_rows(layer_kv.v_pages, v_BWGE, addresses))
 
 
+def compact_kv(
+    kv: Sequence[LayerKV],
+    page_table_BP: Int[Array, "B P"],
+    base_len: Int[Array, " B"],
+    path_BE: Int[Array, "B E"],
+    num_rows: Int[Array, " B"],
+) -> tuple[LayerKV, ...]:
+    """The pools with the first `num_rows` rows of each path side by side: row path[e] moves to position base + e.
+
+    Rows of a path ascend, so none moves forward, and all are read before any is written. Nothing else is touched.
+    """
+    place_1E = jnp.arange(path_BE.shape[1], dtype=jnp.int32)[None, :]
+    moves_BE = (place_1E < num_rows[:, None]) & (path_BE != place_1E)
+    page_size = kv[0].k_pages.shape[1]
+    source = page_addresses(base_len[:, None] + path_BE, page_table_BP, moves_BE, page_size)
+    target = page_addresses(base_len[:, None] + place_1E, page_table_BP, moves_BE, page_size)
+    return tuple(
+        write_kv(layer, layer.k_pages[source], None if layer.v_pages is None else layer.v_pages[source], target)
+        for layer in kv
+    )
+
+
 def _set_rows(
     pages_NZGC: Float[Array, "N Z G C"],
     rows_BWGC: Float[Array, "B W G C"],

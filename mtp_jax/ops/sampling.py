@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from mtp_jax.core.types import Logprobs, RowText, SamplingRows
 from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
+from mtp_jax.ops.trees import depths, rows_of_path
 
 
 class Stream(IntEnum):
@@ -98,6 +99,18 @@ def target_noise(rows: SamplingRows, positions_BW: Int[Array, "B W"], vocab_size
     )
 
 
+def noise_of_rows(
+    rows: SamplingRows, noise_BEV: Float[Array, "B E V"], bits_BW: UInt32[Array, "B W"]
+) -> Float[Array, "B W V"]:
+    """For the rows of a tree, from the noise of their positions: siblings compete for one position and share it."""
+    shape_BWV = (*bits_BW.shape, noise_BEV.shape[-1])
+    return lax.cond(
+        jnp.any(rows.temperature_B > 0),
+        lambda: jnp.take_along_axis(noise_BEV, depths(bits_BW)[..., None], axis=1),
+        lambda: jnp.zeros(shape_BWV, noise_BEV.dtype),
+    )
+
+
 def law_logits(
     whole_BWV: Float[Array, "B W V"],
     rows: SamplingRows,
@@ -168,33 +181,35 @@ def over_target_vocab(
 
 def token_logprobs(
     logits_BWV: Float[Array, "B W v"],
-    tokens_BW: Int[Array, "b W"],
+    tokens_BE: Int[Array, "b E"],
     rows: SamplingRows,
     max_logprobs: int,
     parallel: Parallel = NO_PARALLEL,
+    path_BE: Int[Array, "b E"] | None = None,
 ) -> Logprobs:
     """Raw log-softmax (before temperature and filters) of the tokens and of the `max_logprobs` most likely ones.
 
-    Computed only if a slot of the launch asks; all zeros otherwise. Logits as in `choose_tokens`.
+    Computed only if a slot of the launch asks; all zeros otherwise. Logits as in `choose_tokens`; `path_BE` names the
+    row that each token comes from (None: the rows in order).
     """
 
     def computed() -> Logprobs:
-        whole_BWV = parallel.whole_logits(logits_BWV)
-        logprobs_BWV = jax.nn.log_softmax(whole_BWV, axis=-1)
-        chosen_BW = jnp.take_along_axis(logprobs_BWV, tokens_BW[..., None], axis=-1)[..., 0]
-        num_listed = min(max_logprobs, whole_BWV.shape[-1])
-        top_BWQ, top_ids_BWQ = lax.top_k(logprobs_BWV, num_listed)
+        whole_BEV = rows_of_path(parallel.whole_logits(logits_BWV), path_BE)
+        logprobs_BEV = jax.nn.log_softmax(whole_BEV, axis=-1)
+        chosen_BE = jnp.take_along_axis(logprobs_BEV, tokens_BE[..., None], axis=-1)[..., 0]
+        num_listed = min(max_logprobs, whole_BEV.shape[-1])
+        top_BEQ, top_ids_BEQ = lax.top_k(logprobs_BEV, num_listed)
         padding = ((0, 0), (0, 0), (0, max_logprobs - num_listed))
-        rank_BW = jnp.sum(logprobs_BWV > chosen_BW[..., None], axis=-1, dtype=jnp.int32) + 1
+        rank_BE = jnp.sum(logprobs_BEV > chosen_BE[..., None], axis=-1, dtype=jnp.int32) + 1
         return Logprobs(
-            chosen_BE=chosen_BW,
-            top_ids_BEQ=jnp.pad(top_ids_BWQ, padding),
-            top_BEQ=jnp.pad(top_BWQ, padding, constant_values=-jnp.inf),
-            rank_BE=rank_BW,
+            chosen_BE=chosen_BE,
+            top_ids_BEQ=jnp.pad(top_ids_BEQ, padding),
+            top_BEQ=jnp.pad(top_BEQ, padding, constant_values=-jnp.inf),
+            rank_BE=rank_BE,
         )
 
     def absent() -> Logprobs:
-        shape = tokens_BW.shape
+        shape = tokens_BE.shape
         return Logprobs(
             chosen_BE=jnp.zeros(shape, jnp.float32),
             top_ids_BEQ=jnp.zeros((*shape, max_logprobs), jnp.int32),

@@ -6,6 +6,7 @@ product ends; with no mesh the same line is the identity, so one forward serves 
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
@@ -103,6 +104,35 @@ class Parallel:
         offset = self.vocab_offset(scores_xV.shape[-1])
         candidate = jnp.where(jnp.any(is_best_xV, axis=-1), first + offset, jnp.iinfo(jnp.int32).max)
         return lax.pmin(candidate, self.mesh_axes)
+
+    def top_over_vocab(
+        self, scores_xV: Float[Array, "*x v"], k: int
+    ) -> tuple[Float[Array, "*x k"], Int[Array, "*x k"]]:
+        """The `k` largest scores, largest first, and their global ids; of equals the lower id comes first.
+
+        Every device must have the same rows. They exchange their own k largest as (value, id) pairs, not logits.
+
+        >>> values, ids = Parallel().top_over_vocab(jnp.array([[1.0, 3.0, 3.0, 2.0]]), 3)
+        >>> values.tolist(), ids.tolist()
+        ([[3.0, 3.0, 2.0]], [[1, 2, 3]])
+        """
+        num_local = scores_xV.shape[-1]
+        values_xk, ids_xk = lax.top_k(scores_xV, min(k, num_local))
+        if not self.mesh_axes:
+            return values_xk, ids_xk
+        # In the order of the devices and so of the ids: among equals `top_k` takes the first.
+        ids_xk = ids_xk + self.vocab_offset(num_local)
+        axis = scores_xV.ndim - 1
+        values_xk, ids_xk = (lax.all_gather(x, self.mesh_axes, axis=axis, tiled=True) for x in (values_xk, ids_xk))
+        values_xk, places_xk = lax.top_k(values_xk, k)
+        return values_xk, jnp.take_along_axis(ids_xk, places_xk, axis=-1)
+
+    def logsumexp_over_vocab(self, scores_xV: Float[Array, "*x v"]) -> Float[Array, "*x"]:
+        """Log of the sum of the exponentials of all scores, those of other devices included; same rows on each."""
+        if not self.mesh_axes:
+            return jax.nn.logsumexp(scores_xV, axis=-1)
+        top_x = lax.pmax(jnp.max(scores_xV, axis=-1), self.mesh_axes)
+        return top_x + jnp.log(lax.psum(jnp.sum(jnp.exp(scores_xV - top_x[..., None]), axis=-1), self.mesh_axes))
 
 
 def take_embedding(

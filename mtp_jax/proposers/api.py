@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
-from mtp_jax.models.bound import BoundModel
+from mtp_jax.models.bound import BoundModel, Rows
 
 
 @struct.dataclass
@@ -75,4 +75,40 @@ class DraftProposer(Protocol):
         num_emitted: Int[Array, " B"],
     ) -> Any:
         """The carry after commit: features and tokens of the positions that became final."""
+        ...
+
+
+@runtime_checkable
+class RecursiveDrafter(DraftProposer, Protocol):
+    """A proposer that drafts by applying the same layers to its own drafts: what a tree of drafts can be built on.
+
+    Its entry for the token at position i + 1 is at position i. Hidden states come in pairs: one for `draft_logits`, one
+    to go on from.
+    """
+
+    def catch_up(
+        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView
+    ) -> tuple[LayerKV, ...]:
+        """The drafter's pages with the entries of all committed positions."""
+        ...
+
+    def begin(
+        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView
+    ) -> tuple[Float[Array, "B 1 D"], Float[Array, "B 1 D"], tuple[LayerKV, ...]]:
+        """After `catch_up`: hidden states of the row that speaks of the first draft."""
+        ...
+
+    def extend(
+        self,
+        model: BoundModel,
+        draft_kv: tuple[LayerKV, ...],
+        tokens_BW: Int[Array, "B W"],
+        hidden_BWD: Float[Array, "B W D"],
+        rows: Rows,
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], tuple[LayerKV, ...]]:
+        """Takes drafts in, each with the hidden state it was drawn from: hidden states of the rows that follow them."""
+        ...
+
+    def draft_logits(self, model: BoundModel, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:
+        """Of the drafts that follow, as those of `BoundModel.draft_unembed`."""
         ...

@@ -92,6 +92,43 @@ class Mtp:
         drafts, draft_kv = self.chain(self, model, carry, draft_kv, slots, draft_len)
         return drafts, carry, draft_kv
 
+    def catch_up(self, model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView) -> DraftKV:
+        """Entries of the positions that became final, in the first layer."""
+        rows = _fresh_rows(carry, slots, num_known=carry.num_fresh)
+        _, _, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, rows, draft_kv)
+        return draft_kv
+
+    def begin(
+        self, model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView
+    ) -> tuple[Float[Array, "B 1 D"], Float[Array, "B 1 D"], DraftKV]:
+        """The last fresh row through the whole first layer.
+
+        It alone speaks: of the rows of `catch_up` no more than their keys is used, and the compiler drops the rest: one
+        row's attention and experts instead of Kmax + 1.
+        """
+        last_entry = Rows(
+            base_len=jnp.where(slots.live, slots.committed_len - 1, 0),
+            live=slots.live,
+            may_write_BW=slots.live[:, None],
+            page_table_BP=slots.page_table_BP,
+        )
+        return model.draft(
+            0, _last_row(carry.tokens_BF, carry), _last_row(carry.hidden_BFD, carry), last_entry, draft_kv
+        )
+
+    def extend(
+        self,
+        model: BoundModel,
+        draft_kv: DraftKV,
+        tokens_BW: Int[Array, "B W"],
+        hidden_BWD: Float[Array, "B W D"],
+        rows: Rows,
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], DraftKV]:
+        return model.draft(0, tokens_BW, hidden_BWD, rows, draft_kv)
+
+    def draft_logits(self, model: BoundModel, hidden_BWD: Float[Array, "b W D"]) -> Float[Array, "B W v"]:
+        return model.draft_unembed(0, hidden_BWD)
+
     def observe(
         self,
         carry: Features,
@@ -116,29 +153,19 @@ def mtp_vanilla(num_layers: int, draft_sampling: DraftSampling = "coupled") -> M
 def _recursive(
     proposer: Mtp, model: BoundModel, carry: Features, draft_kv: DraftKV, slots: SlotView, draft_len: int
 ) -> tuple[Drafts, DraftKV]:
-    caught_up = _fresh_rows(carry, slots, num_known=carry.num_fresh)
-    _, _, draft_kv = model.draft(0, carry.tokens_BF, carry.hidden_BFD, caught_up, draft_kv)
+    draft_kv = proposer.catch_up(model, carry, draft_kv, slots)
     if draft_len == 0:
         return no_drafts(slots), draft_kv
-    # Only the last fresh row speaks: it alone runs the whole layer. Of the rows above no more than their keys is
-    # used, and the compiler drops the rest: one row's attention and experts instead of Kmax + 1.
-    last_entry = Rows(
-        base_len=jnp.where(slots.live, slots.committed_len - 1, 0),
-        live=slots.live,
-        may_write_BW=slots.live[:, None],
-        page_table_BP=slots.page_table_BP,
-    )
-    last_token_B1, last_hidden_B1D = _last_row(carry.tokens_BF, carry), _last_row(carry.hidden_BFD, carry)
-    head_BWD, hidden_BWD, draft_kv = model.draft(0, last_token_B1, last_hidden_B1D, last_entry, draft_kv)
+    head_BWD, hidden_BWD, draft_kv = proposer.begin(model, carry, draft_kv, slots)
     drafts = no_drafts(slots)
     for j in range(1, draft_len + 1):
-        logits_B1V = model.draft_unembed(0, head_BWD)
+        logits_B1V = proposer.draft_logits(model, head_BWD)
         drafts = with_next_draft(drafts, logits_B1V, slots, proposer.draft_sampling, model.parallel, model.draft_ids)
         draft_BW = drafts.tokens_BK[:, -1:]
         if j < draft_len:
             is_drafting = slots.live & (j <= slots.draft_cap)
             entry = Rows(slots.committed_len + (j - 1), slots.live, is_drafting[:, None], slots.page_table_BP)
-            head_BWD, hidden_BWD, draft_kv = model.draft(0, draft_BW, hidden_BWD, entry, draft_kv)
+            head_BWD, hidden_BWD, draft_kv = proposer.extend(model, draft_kv, draft_BW, hidden_BWD, entry)
     return drafts, draft_kv
 
 

@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Callable
 
 from mtp_jax.core.config import SpeculativeConfig
-from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.errors import ConfigError, InvariantError
+from mtp_jax.core.topology import Tree
 from mtp_jax.core.variants import Variants
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.proposers.api import DraftProposer
+from mtp_jax.proposers.dynamic_tree import DynamicTree
 from mtp_jax.proposers.eagle3 import eagle3
 from mtp_jax.proposers.lookup_first import LookupFirst
 from mtp_jax.proposers.mtp import Mtp, mtp_eagle, mtp_vanilla
@@ -22,19 +24,22 @@ PROPOSERS: Variants[str | None, Callable[[ModelFamily, SpeculativeConfig], Draft
         "mtp_eagle": lambda family, spec: mtp_eagle(spec.draft_sampling),  # type: ignore[arg-type]
         "mtp_vanilla": lambda family, spec: mtp_vanilla(family.num_mtp_layers, spec.draft_sampling),  # type: ignore[arg-type]
         "eagle3": lambda family, spec: eagle3(spec.draft_sampling),  # type: ignore[arg-type]
+        "dynamic_tree": lambda family, spec: _tree(family, spec),
         "ngram": lambda family, spec: ngram(*_match_lens(spec, shortest=2)),
         "ngram_mtp": lambda family, spec: LookupFirst(PromptLookup(*_match_lens(spec, shortest=5)), _mtp(family, spec)),
     },
 )
 _ANY_MTP = "mtp"
-_NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"})
+_NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp", "dynamic_tree"})
 _NEEDS_DRAFTER = frozenset({"eagle3"})
 _LONGEST_MATCH = 5
 _METHODS_OF_OPTION = {
-    "draft_vocab_size": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp"),
+    "draft_vocab_size": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp", "dynamic_tree"),
     "model": tuple(_NEEDS_DRAFTER),
     "prompt_lookup_min": ("ngram", "ngram_mtp"),
     "prompt_lookup_max": ("ngram", "ngram_mtp"),
+    "tree_topk": ("dynamic_tree",),
+    "tree_nodes": ("dynamic_tree",),
 }
 """Options of `SpeculativeConfig` that only some methods take; their default is None."""
 
@@ -106,3 +111,14 @@ def _match_lens(spec: SpeculativeConfig, *, shortest: int) -> tuple[int, int]:
     if low is None:
         low = shortest if high is None else min(shortest, high)
     return low, max(_LONGEST_MATCH, low) if high is None else high
+
+
+def _tree(family: ModelFamily, spec: SpeculativeConfig) -> DynamicTree:
+    """Over the first MTP layer, applied again and again."""
+    shape = spec.topology
+    if not isinstance(shape, Tree):
+        raise InvariantError(f"method {spec.method!r} without a tree")
+    num_tokens = spec.draft_vocab_size or family.vocab_size
+    if shape.topk > num_tokens:
+        raise ConfigError(f"tree_topk is {shape.topk}; there are {num_tokens} tokens to draft.")
+    return DynamicTree(mtp_eagle(spec.draft_sampling), shape, spec.draft_sampling)  # type: ignore[arg-type]

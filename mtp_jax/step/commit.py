@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from mtp_jax.core.types import Accepted, Drafts, Logprobs, SlotView, StepOutputs
+from mtp_jax.ops.trees import ancestor_bits, depths
 
 
 def count_emitted(accepted: Accepted, slots: SlotView) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
@@ -67,9 +68,19 @@ def step_outputs(
         num_emitted=num_emitted,
         num_accepted=jnp.minimum(accepted.num_accepted, num_emitted),
         num_drafted=slots.draft_cap,
+        draft_depth=_depth_within_cap(drafts, slots.draft_cap),
         committed_len=slots.committed_len + num_emitted,
         finished=finished,
         drafts_BK=drafts.tokens_BK,
         target_tokens_BW=accepted.target_tokens_BW,
         logprobs=logprobs,
+        parent_BK=drafts.parent_BK,
     )
+
+
+def _depth_within_cap(drafts: Drafts, draft_cap: Int[Array, " B"]) -> Int[Array, " B"]:
+    if drafts.parent_BK is None:
+        return draft_cap
+    depth_BW = depths(ancestor_bits(drafts.parent_BK))
+    is_there_BW = jnp.arange(depth_BW.shape[1])[None, :] <= draft_cap[:, None]
+    return jnp.max(jnp.where(is_there_BW, depth_BW, 0), axis=1)

@@ -67,6 +67,7 @@ def prefill_step(
         pending_token=jnp.take_along_axis(prompt.tokens_YT, last_row[:, None], axis=1)[:, 0],
         live=is_last & ~is_resumed,
         draft_cap=jnp.zeros_like(end),
+        num_positions=jnp.ones_like(end),
         limit=prompt.inputs.limit,
         page_table_BP=prompt.inputs.page_table_BP,
         stop_ids_BI=prompt.inputs.stop_ids_BI,

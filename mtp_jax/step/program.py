@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.core.config import EngineConfig
+from mtp_jax.core.topology import CHAIN, Topology
 from mtp_jax.core.types import DecodeState, KVSpec, LayerKV
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.bound import BoundModel
@@ -28,6 +29,7 @@ class StepProgram:
     attention_backend: str
     num_stop_ids: int
     max_logprobs: int
+    topology: Topology = CHAIN
     parallel: Parallel = NO_PARALLEL
     is_voting: bool = False  # launches carry wishes for later steps, and bring back what was agreed
     debug: bool = False

@@ -3,6 +3,7 @@
     toy_family    an integer model: exact, fast, and quick to notice a wrong page, length or drafter entry
     oracle        plain decoding one token at a time, by definition: what every engine must emit
     checks        `check_step_record`, `check_trace` (any engine that records its steps), `check_pages`, `check_seats`
+    tree_oracle   the same for trees of drafts: which nodes a drafter's laws ask for
     policies      a draft-length policy that says what the test tells it
     engines       small engines, compiled once and used for many examples
     driving       runs requests by a plan of arrivals, preemptions and cancellations, checking after every step

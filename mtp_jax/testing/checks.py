@@ -24,6 +24,7 @@ def check_step_record(
     With `emits_target_tokens` False the tokens are the accepted drafts and one more, the target's own after a whole
     chain. `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the
     slot held must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
+    Drafts of a tree (`record.parents`) must be one: parents before children, siblings different, not deeper than K.
 
     >>> check_step_record(
     ...     StepRecord(
@@ -36,7 +37,10 @@ def check_step_record(
     """
     drafts, emitted = record.drafts, record.emitted
     before, after = record.committed_len_before, record.committed_len_after
-    _require(0 <= record.draft_cap <= record.draft_len, f"a cap of {record.draft_cap} under K = {record.draft_len}")
+    if record.parents is None:
+        _require(0 <= record.draft_cap <= record.draft_len, f"a cap of {record.draft_cap} under K = {record.draft_len}")
+    else:
+        _check_tree(record.parents, drafts, record.draft_len)
     _require(len(drafts) <= record.draft_cap, f"{len(drafts)} drafts under a cap of {record.draft_cap}")
     _require(
         len(record.target_tokens) == len(drafts) + 1,
@@ -58,9 +62,10 @@ def check_step_record(
 
 
 def _check_matched(record: StepRecord) -> None:
-    emitted, num_right = record.emitted, _common_prefix_len(record.drafts, record.target_tokens)
+    emitted, path = record.emitted, right_path(record)
+    num_right = len(path) - 1
     _require(
-        emitted == record.target_tokens[: len(emitted)],
+        emitted == tuple(record.target_tokens[row] for row in path[: len(emitted)]),
         f"emitted {emitted}, but the target says {record.target_tokens}",
     )
     _require(
@@ -163,13 +168,30 @@ def check_seats(group: Group) -> None:
         _require(len(set(indices)) == len(indices), f"two requests in one slot: {indices}")
 
 
-def _common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:
-    length = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+def right_path(record: StepRecord) -> list[int]:
+    """Rows of a step, from row 0 to the last draft that the target would have drawn too.
+
+    >>> record = StepRecord(2, 3, (4, 9, 5), (9, 0, 5, 7), 2, (9, 5, 7), 10, 13, 1, parents=(0, 0, 2))
+    >>> right_path(record), [record.target_tokens[row] for row in right_path(record)]
+    ([0, 2, 3], [9, 5, 7])
+    """
+    parents = range(len(record.drafts)) if record.parents is None else record.parents
+    path = [0]
+    for row, (parent, draft) in enumerate(zip(parents, record.drafts, strict=True), start=1):
+        if parent == path[-1] and draft == record.target_tokens[parent]:
+            path.append(row)
+    return path
+
+
+def _check_tree(parents: Sequence[int], drafts: Sequence[int], draft_len: int) -> None:
+    _require(len(parents) == len(drafts), f"{len(drafts)} drafts with {len(parents)} parents")
+    depth = [0]
+    for row, parent in enumerate(parents, start=1):
+        _require(0 <= parent < row, f"draft {row - 1} hangs on row {parent}, which does not come before it")
+        depth.append(depth[parent] + 1)
+    _require(max(depth) <= draft_len, f"drafts {max(depth)} deep under K = {draft_len}")
+    siblings = list(zip(parents, drafts, strict=True))
+    _require(len(set(siblings)) == len(siblings), f"two drafts after one row are the same: {siblings}")
 
 
 def _require(holds: bool, sentence: str) -> None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from mtp_jax.core.config import EngineConfig, FinishReason, SamplingParams
 from mtp_jax.core.shapes import ShapeGrid
+from mtp_jax.core.topology import CHAIN as CHAIN
+from mtp_jax.core.topology import Topology
+from mtp_jax.core.topology import Tree as Tree
 from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
 from mtp_jax.engine.group import Group
 from mtp_jax.engine.requests import Progress, Request
@@ -55,12 +58,16 @@ class FakeDevice:
 
     def __init__(self, config: EngineConfig) -> None:
         self._page_size = config.cache.page_size
+        self._topology = config.topology
         self._stamps: dict[tuple[int, int], int] = {}
         self.slots = [_DeviceSlot() for _ in range(config.max_num_seqs)]
         self.max_position_written = -1
 
     def run(self, decision: Decision, slots: Sequence[Slot], num_right: Sequence[int]) -> StepResult:
-        """The result of a launch. `num_right[i]` drafts of the i-th decided slot are right, as far as it drafts."""
+        """The result of a launch. `num_right[i]` drafts of the i-th decided slot are right, as far as it drafts.
+
+        Drafts of a tree hang as `comb` says.
+        """
         by_index = {slot.index: slot for slot in slots}
         if isinstance(decision, PrefillDecision):
             return StepResult(decision, (self._prefill(decision, by_index[decision.slot]),))
@@ -85,7 +92,7 @@ class FakeDevice:
         row.pending_token = token
         is_drawn = slot.pending_token is None
         row.finished = is_drawn and (token == _STOP_ID or end >= slot.state.limit)
-        return SlotResult((token,) if is_drawn else (), 0, 0, end, row.finished, (), (token,))
+        return SlotResult((token,) if is_drawn else (), 0, 0, 0, end, row.finished, (), (token,))
 
     def _decode(self, draft_len: int, decided: SlotDecision, slot: Slot, num_right: int) -> SlotResult:
         row = self.slots[slot.index]
@@ -93,29 +100,50 @@ class FakeDevice:
         if row.finished:
             return _nothing(start)
         self._check_reads(slot, start)
-        cap = min(decided.draft_cap, draft_len, max(limit - start - 1, 0))
-        num_right = min(num_right, cap)
-        target = [_text(slot, start + 1 + row_index) for row_index in range(draft_len + 1)]
-        drafts = [token if j < num_right else (token + 1) % _VOCAB_SIZE for j, token in enumerate(target[:draft_len])]
-        prefix = _texts(slot, start)
-        for offset, token in enumerate([row.pending_token, *drafts[:cap]]):
-            prefix.append(token)
-            self._write(slot, start + offset, prefix)
-        emitted = target[: min(num_right + 1, limit - start)]
+        cap = min(decided.draft_cap, self._topology.num_drafts(draft_len), max(limit - start - 1, 0))
+        parents = comb(self._topology, draft_len)
+        path = _right_path(parents[:cap], num_right)
+        depths = _depths(parents)
+        target = [_text(slot, start + depth + 1) for depth in depths]
+        drafts = [
+            _text(slot, start + depths[row]) if row in path else (_text(slot, start + depths[row]) + row) % _VOCAB_SIZE
+            for row in range(1, len(depths))
+        ]
+        self._write_rows(slot, start, [row.pending_token, *drafts[:cap]], parents[:cap])
+        self._reach(slot, min(start + self._topology.num_positions(draft_len, decided.draft_cap), limit) - 1)
+        emitted = [target[row] for row in path][: limit - start]
         if _STOP_ID in emitted:
             emitted = emitted[: emitted.index(_STOP_ID) + 1]
+        for place, source in enumerate(path[: len(emitted)]):
+            self._stamps[self._address(slot, start + place)] = self._stamps[self._address(slot, start + source)]
         row.committed_len += len(emitted)
         row.pending_token = emitted[-1]
         row.finished = emitted[-1] == _STOP_ID or row.committed_len >= limit
         return SlotResult(
             tokens=tuple(emitted),
-            num_accepted=min(num_right, len(emitted)),
+            num_accepted=min(len(path) - 1, len(emitted)),
             num_drafted=cap,
+            draft_depth=max(depths[: cap + 1]),
             committed_len=row.committed_len,
             finished=row.finished,
             drafts=tuple(drafts),
             target_tokens=tuple(target),
+            parents=parents if self._topology.is_tree else None,
         )
+
+    def _write_rows(self, slot: Slot, start: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Each row's stamp: of the text, and of the rows on the way to it."""
+        prefixes = [[*_texts(slot, start), tokens[0]]]
+        prefixes += [[]] * len(parents)
+        for row, parent in enumerate(parents, start=1):
+            prefixes[row] = [*prefixes[parent], tokens[row]]
+        for row, prefix in enumerate(prefixes):
+            self._write(slot, start + row, prefix)
+
+    def _reach(self, slot: Slot, position: int) -> None:
+        """The drafter's entries go as far as this; what they hold is nobody's concern after the step."""
+        self._address(slot, position)
+        self.max_position_written = max(self.max_position_written, position)
 
     def _check_reads(self, slot: Slot, length: int) -> None:
         text = _texts(slot, length)
@@ -185,7 +213,8 @@ class ShardModel:
             slot = self.scheduler.slots.find(decided.slot, decided.admission)
             _require(slot is not None, f"a launch for slot {decided.slot}, which changed hands")
             _require(decided.slot < decision.shape.slots, f"slot {decided.slot} is outside {decision.shape}")
-            _require(0 <= decided.draft_cap <= decision.shape.draft_len, f"{decided} under {decision.shape}")
+            num_drafts = self.scheduler.config.topology.num_drafts(decision.shape.draft_len)
+            _require(0 <= decided.draft_cap <= num_drafts, f"{decided} under {decision.shape}")
             assert slot is not None
             _require(decided.num_pages == len(slot.pages), f"{decided} does not name the pages held")
             _require(
@@ -319,6 +348,35 @@ def expected_end(request: Request, max_model_len: int) -> tuple[tuple[int, ...],
     return tuple(tokens), FinishReason.LENGTH
 
 
+def comb(topology: Topology, draft_len: int) -> tuple[int, ...]:
+    """Parents of a step's drafts. Of a tree: the last draft of each level goes on, those before it have no children.
+
+    >>> comb(CHAIN, 3), comb(Tree(max_draft_len=3, topk=2, nodes=7), 3)
+    ((0, 1, 2), (0, 0, 0, 3, 3, 5, 5))
+    """
+    num_spare = topology.num_drafts(draft_len) - draft_len
+    parents: list[int] = []
+    for level in range(draft_len):
+        num_spare_here = num_spare // draft_len + (level < num_spare % draft_len)
+        parents += [len(parents)] * (num_spare_here + 1)
+    return tuple(parents)
+
+
+def _right_path(parents: Sequence[int], num_right: int) -> list[int]:
+    """Rows of the first `num_right` levels that go on, as far as they are there, row 0 first."""
+    path = [0]
+    while len(path) <= num_right and path[-1] in parents:
+        path.append(max(row for row, parent in enumerate(parents, start=1) if parent == path[-1]))
+    return path
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return depths
+
+
 def _text(slot: Slot, position: int) -> int:
     request = slot.state.request
     return text_token(int(request.request_id), position, request.seed)
@@ -329,7 +387,7 @@ def _texts(slot: Slot, length: int) -> list[int]:
 
 
 def _nothing(committed_len: int) -> SlotResult:
-    return SlotResult((), 0, 0, committed_len, False, (), ())
+    return SlotResult((), 0, 0, 0, committed_len, False, (), ())
 
 
 def _require(holds: bool, sentence: str) -> None:

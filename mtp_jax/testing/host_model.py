@@ -16,6 +16,20 @@ from mtp_jax.testing.fake_device import HostModel, numbered_request
 _MAX_MODEL_LEN = 24
 
 
+def _speculative(max_draft_len: int, tree: tuple[int, int] | None, near_limit: str) -> SpeculativeConfig:
+    if tree is None or max_draft_len == 0:
+        return SpeculativeConfig(num_speculative_tokens=max_draft_len, near_limit=near_limit)
+    topk, num_more = tree
+    most = topk + (max_draft_len - 1) * topk**2
+    return SpeculativeConfig(
+        method="dynamic_tree",
+        num_speculative_tokens=max_draft_len,
+        near_limit=near_limit,
+        tree_topk=topk,
+        tree_nodes=min(max_draft_len + num_more, most),
+    )
+
+
 class HostMachine(RuleBasedStateMachine):
     """Few slots, few pages, short limits: every edge is near."""
 
@@ -25,6 +39,7 @@ class HostMachine(RuleBasedStateMachine):
         depth=st.integers(0, 2),
         page_size=st.sampled_from((1, 3, 4, 16)),
         max_draft_len=st.integers(0, 4),
+        tree=st.none() | st.tuples(st.integers(1, 3), st.integers(0, 8)),
         num_slots=st.integers(1, 3),
         num_spare_pages=st.integers(0, 8),
         near_limit=st.sampled_from(("row_cap", "group_zero")),
@@ -35,12 +50,16 @@ class HostMachine(RuleBasedStateMachine):
         depth: int,
         page_size: int,
         max_draft_len: int,
+        tree: tuple[int, int] | None,
         num_slots: int,
         num_spare_pages: int,
         near_limit: str,
         chunk: int,
     ) -> None:
-        """An engine's books; the pool holds one request of full length and `num_spare_pages` more."""
+        """An engine's books; the pool holds one request of full length and `num_spare_pages` more.
+
+        `tree`: (topk, nodes beyond the depth, as far as such a tree has them); None: chains.
+        """
         self.num_requests = 0
         self.host = HostModel(
             EngineConfig(
@@ -49,7 +68,7 @@ class HostMachine(RuleBasedStateMachine):
                 cache=CacheConfig(
                     page_size=page_size, num_pages=pages_for(_MAX_MODEL_LEN, page_size) + num_spare_pages
                 ),
-                speculative=SpeculativeConfig(num_speculative_tokens=max_draft_len, near_limit=near_limit),
+                speculative=_speculative(max_draft_len, tree, near_limit),
                 prefill_chunk=chunk,
                 readback_depth=depth,
             )

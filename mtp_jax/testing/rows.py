@@ -47,6 +47,7 @@ def slot_view(
         "pending_token": zeros,
         "live": jnp.ones((num_slots,), bool),
         "draft_cap": zeros + draft_len,
+        "num_positions": zeros + draft_len + 1,
         "limit": committed + 100,
         "page_table_BP": jnp.zeros((num_slots, 1), jnp.int32),
         "stop_ids_BI": jnp.zeros((num_slots, 0), jnp.int32),

@@ -110,6 +110,8 @@ class Repeater:
 class AcceptNothing:
     """Every draft falls; the target's own token follows."""
 
+    takes_trees: bool = False
+
     def accept(self, drafts: Any, target_logits_BWV: Any, slots: Any, parallel: Any) -> Accepted:
         text = texts_of_rows(slots, drafts)
         tokens_BW = choose_tokens(target_logits_BWV, slots.noise_BWV, slots.sampling, text, parallel)

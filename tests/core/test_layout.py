@@ -1,5 +1,7 @@
 """What the host packs is what the device unpacks."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +55,7 @@ def test_decode_inputs_arrive_as_they_were_decided(
         for i in range(3)
     ]
     decided = tuple(
-        SlotDecision(slot.index, slot.admission, draft_cap=slot.index, num_pages=len(slot.pages), wants_logprobs=False)
+        SlotDecision(slot.index, slot.admission, slot.index, slot.index + 1, slot.index + 1, len(slot.pages), False)
         for slot in seated
         if takes_part[slot.index]
     )
@@ -88,7 +90,7 @@ def test_a_row_that_was_kept_follows_the_slot() -> None:
     first = slots.seat(state_of("a", (1,), SamplingParams(), 1), pages=[5])
 
     def table(slot: object) -> list[int]:
-        decided = SlotDecision(0, slots.find(0, slot.admission).admission, 0, 1, wants_logprobs=False)  # type: ignore[union-attr, attr-defined]
+        decided = SlotDecision(0, slots.find(0, slot.admission).admission, 0, 1, 1, 1, wants_logprobs=False)  # type: ignore[union-attr, attr-defined]
         packed = batch.build(launch_of(StepDecision(1, StepShape(1, 0), (decided,))), [slots])
         return StepInputs.unpack(packed, num_stop_ids=3).page_table_BP[0].tolist()
 
@@ -133,6 +135,7 @@ def test_outputs_keep_their_order() -> None:
         num_emitted=jnp.array([1]),
         num_accepted=jnp.array([2]),
         num_drafted=jnp.array([3]),
+        draft_depth=jnp.array([6]),
         committed_len=jnp.array([4]),
         finished=jnp.array([True]),
         drafts_BK=jnp.array([[20, 21]]),
@@ -140,8 +143,10 @@ def test_outputs_keep_their_order() -> None:
         logprobs=Logprobs(*jax.tree.map(jnp.zeros, ((1, 3), (1, 3, 1), (1, 3, 1), (1, 3)), is_leaf=is_shape)),
     )
     packed = outputs.pack().small_BX[0].tolist()
-    assert packed[: len(OutputColumn)] == [1, 2, 3, 4, 1]
+    assert packed[: len(OutputColumn)] == [1, 2, 3, 6, 4, 1]
     assert packed[len(OutputColumn) :] == [10, 11, 12, 20, 21, 30, 31, 32]
+    of_tree = replace(outputs, parent_BK=jnp.array([[40, 41]])).pack().small_BX[0].tolist()
+    assert of_tree == [*packed, 40, 41]
 
 
 def is_shape(x: object) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from mtp_jax.core.layout import OutputColumn
 from mtp_jax.core.shapes import StepShape
+from mtp_jax.core.topology import CHAIN
 from mtp_jax.core.types import Logprobs, PackedOutputs
 from mtp_jax.engine.decisions import LaunchDecision, SlotDecision, StepDecision
 from mtp_jax.engine.readback import Launch, Readback
@@ -26,12 +27,13 @@ def launch(number: int, *, slots: tuple[int, ...] = (0, 2)) -> Launch:
             OutputColumn.NUM_EMITTED: min(b, 2),
             OutputColumn.NUM_ACCEPTED: b % 2,
             OutputColumn.NUM_DRAFTED: 1,
+            OutputColumn.DRAFT_DEPTH: 1,
             OutputColumn.COMMITTED_LEN: 100 * number + b,
             OutputColumn.FINISHED: b == 2,
         }
         tokens, drafts, targets = [10 * b, 10 * b + 1], [7 + b], [20 + b, 30 + b]
         rows.append([int(fixed[column]) for column in OutputColumn] + tokens + drafts + targets)
-    decided = tuple(SlotDecision(slot, number, 1, 1, wants_logprobs=False) for slot in slots)
+    decided = tuple(SlotDecision(slot, number, 1, 2, 2, 1, wants_logprobs=False) for slot in slots)
     outputs = PackedOutputs(small_BX=jnp.array(rows, jnp.int32), logprobs=NO_LOGPROBS)
     decision = StepDecision(number, StepShape(3, 1), decided)
     return Launch(LaunchDecision(number, decision.shape, (decision,)), outputs)
@@ -39,7 +41,7 @@ def launch(number: int, *, slots: tuple[int, ...] = (0, 2)) -> Launch:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_result_is_read_once_that_many_newer_launches_are_under_way(depth: int) -> None:
-    readback = Readback(depth)
+    readback = Readback(depth, CHAIN)
     read = []
     for number in range(1, 6):
         readback.push(launch(number))
@@ -49,7 +51,7 @@ def test_a_result_is_read_once_that_many_newer_launches_are_under_way(depth: int
 
 
 def test_with_nothing_to_launch_the_oldest_result_is_read() -> None:
-    readback = Readback(2)
+    readback = Readback(2, CHAIN)
     for number in (1, 2):
         readback.push(launch(number))
     assert readback.ready(is_idle=False) == []
@@ -59,7 +61,7 @@ def test_with_nothing_to_launch_the_oldest_result_is_read() -> None:
 
 
 def test_a_result_holds_the_slots_of_its_record() -> None:
-    readback = Readback(0)
+    readback = Readback(0, CHAIN)
     readback.push(launch(1))
     (result,) = readback.ready(is_idle=False)
     (part,) = result.shards
@@ -73,7 +75,7 @@ def test_a_result_holds_the_slots_of_its_record() -> None:
 
 
 def test_bug_b40_tokens_are_plain_integers() -> None:
-    readback = Readback(0)
+    readback = Readback(0, CHAIN)
     readback.push(launch(1))
     (result,) = readback.ready(is_idle=False)
     (part,) = result.shards
@@ -85,7 +87,7 @@ def test_bug_b40_tokens_are_plain_integers() -> None:
 
 def test_reading_is_the_only_explicit_transfer() -> None:
     """A guard against implicit reads lets the readback pass: it says `device_get`."""
-    readback = Readback(0)
+    readback = Readback(0, CHAIN)
     readback.push(launch(1))
     with jax.transfer_guard_device_to_host("disallow"):
         assert len(readback.ready(is_idle=False)) == 1

@@ -10,7 +10,7 @@ def test_bug_b125_rates_count_verified_drafts_and_no_bonus_token() -> None:
     """Three steps: 2 of 3 drafts accepted, 0 of 3, and one without drafts."""
     metrics = RequestMetrics()
     for draft_len, num_drafted, num_accepted in ((3, 3, 2), (3, 3, 0), (0, 0, 0)):
-        metrics.count_step(draft_len, num_drafted, num_accepted)
+        metrics.count_step(draft_len, num_drafted, num_accepted, num_drafted)
     assert (metrics.num_steps, metrics.num_draft_tokens, metrics.num_accepted_tokens) == (3, 6, 2)
     assert metrics.mean_acceptance_length == pytest.approx(1 + 2 / 3)
     assert metrics.draft_lens == [3, 3, 0]
@@ -19,8 +19,8 @@ def test_bug_b125_rates_count_verified_drafts_and_no_bonus_token() -> None:
 def test_bug_b127_counts_by_position_are_unconditional_and_know_who_reached_it() -> None:
     """Ragged caps: position 2 was drafted once only, and its rate is over that one."""
     metrics = RequestMetrics()
-    metrics.count_step(3, num_drafted=1, num_accepted=1)
-    metrics.count_step(3, num_drafted=3, num_accepted=2)
+    metrics.count_step(3, num_drafted=1, num_accepted=1, draft_depth=1)
+    metrics.count_step(3, num_drafted=3, num_accepted=2, draft_depth=3)
     assert metrics.drafted_per_pos == [2, 1, 1]
     assert metrics.accepted_per_pos == [2, 1]
 

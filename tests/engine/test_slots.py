@@ -56,11 +56,11 @@ def test_b10_the_bound_follows_launches_and_results() -> None:
     slot.prompt = [1] * 5
     slot.launched_prefill(5)
     assert (slot.known_len, slot.reserved_len, slot.remaining) == (5, 5, 35)
-    slot.launched_decode(3)
+    slot.launched_decode(4)
     assert (slot.known_len, slot.min_len, slot.reserved_len) == (5, 6, 9)
-    slot.launched_decode(3)
+    slot.launched_decode(4)
     assert (slot.min_len, slot.reserved_len) == (7, 13)
-    slot.reconciled_decode(3, num_emitted=1, committed_len=6)
+    slot.reconciled_decode(4, num_emitted=1, committed_len=6)
     assert (slot.known_len, slot.min_len, slot.reserved_len, slot.num_in_flight) == (6, 7, 10, 1)
 
 
@@ -69,6 +69,6 @@ def test_a_length_outside_its_bounds_stops_the_engine(committed_len: int) -> Non
     slot = SlotTable(1).seat(state(), [])
     slot.launched_prefill(3)
     slot.known_len = slot.reserved_len = 5
-    slot.launched_decode(3)
+    slot.launched_decode(4)
     with pytest.raises(InvariantError, match=f"committed_len {committed_len} is outside its bounds"):
-        slot.reconciled_decode(3, num_emitted=4, committed_len=committed_len)
+        slot.reconciled_decode(4, num_emitted=4, committed_len=committed_len)

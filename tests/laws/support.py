@@ -7,8 +7,9 @@ from typing import cast
 import numpy as np
 
 from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.topology import Tree
 from mtp_jax.engine.engine import Engine
-from mtp_jax.engine.requests import Progress, Request
+from mtp_jax.engine.requests import Progress, Request, StepRecord
 from mtp_jax.models.shortlist import shortlist_ids
 from mtp_jax.proposers.from_text import FromText
 from mtp_jax.proposers.lookup_first import LookupFirst
@@ -17,6 +18,7 @@ from mtp_jax.testing.driving import Run
 from mtp_jax.testing.engines import toy_engine
 from mtp_jax.testing.oracle import PlainResult, plain_decode, plain_drafts, plain_lookup
 from mtp_jax.testing.toy_family import ToyFamily
+from mtp_jax.testing.tree_oracle import check_tree, score_tree
 
 THREE_SLOTS = functools.partial(toy_engine)
 PAGES_OF_1 = functools.partial(
@@ -56,6 +58,19 @@ LOOKUP_FIRST = functools.partial(
 SHORTLIST = functools.partial(
     toy_engine, ToyFamily(num_mtp_layers=2), max_draft_len=2, max_num_seqs=1, max_model_len=40, draft_vocab_size=16
 )
+TREE = functools.partial(toy_engine, method="dynamic_tree", tree_topk=3, tree_nodes=8, page_size=4)
+TREE_OF_WIDE_DRAFTER = functools.partial(
+    toy_engine,
+    ToyFamily(num_mtp_layers=2, latent=True, draft_flatness=2.0),
+    method="dynamic_tree",
+    draft_sampling="greedy",
+    tree_topk=4,
+    tree_nodes=5,  # fewer rows than the drafter's eight
+    page_size=1,
+    prefill_chunk=5,
+    max_num_seqs=1,
+    max_model_len=40,
+)
 ENGINES: dict[str, Callable[[], Engine]] = {
     "recursive, pages of 4, three slots": THREE_SLOTS,
     "recursive, latent, pages of 1, chunks of 5": PAGES_OF_1,
@@ -63,6 +78,8 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "first of two MTP layers again and again, pages of 64": PAGES_OF_64,
     "two MTP layers, pages of 4, chunks of 1, two slots": TWO_MTP_LAYERS,
     "two MTP layers over a shortlist": SHORTLIST,
+    "trees of 8, pages of 4, three slots": TREE,
+    "trees of 5 under a wider drafter, argmax drafts, latent, pages of 1": TREE_OF_WIDE_DRAFTER,
     "prompt lookup, two slots": LOOKUP,
     "prompt lookup, then an MTP layer": LOOKUP_FIRST,
 }
@@ -126,4 +143,19 @@ def assert_one_plain(engine: Engine, request: Request, last: Progress) -> None:
     text = (*request.prompt, *expected.tokens)
     for record in last.state.records:
         known = text[: record.committed_len_before + 1]
-        assert record.drafts == expected_drafts(engine, request, known, len(record.drafts))
+        if record.parents is None:
+            assert record.drafts == expected_drafts(engine, request, known, len(record.drafts))
+        else:
+            assert_best_tree(engine, request, known, record)
+
+
+def assert_best_tree(engine: Engine, request: Request, known: Sequence[int], record: StepRecord) -> None:
+    speculative = engine.config.speculative
+    shape = speculative.topology
+    assert isinstance(shape, Tree)
+    assert record.parents is not None
+    is_coupled = speculative.draft_sampling == "coupled"
+    law = toy(engine).plain_draft_logits
+    scored = score_tree(law, request, known, shape, draft_len=record.draft_len, is_coupled=is_coupled)
+    is_whole = len(record.drafts) == shape.num_drafts(record.draft_len)
+    check_tree(scored, record.drafts, record.parents, is_whole=is_whole)

@@ -29,7 +29,8 @@ def reconcile_by_current_slot(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def reserve_from_known_len(patch: pytest.MonkeyPatch) -> None:
-    def reserve(self: Scheduler, slot: Slot, cap: int) -> int | None:
+    def reserve(self: Scheduler, slot: Slot, draft_len: int) -> int | None:
+        cap = min(draft_len, slot.remaining - 1)
         wanted = pages_for(min(slot.known_len + cap + 1, slot.state.limit), self.config.cache.page_size)
         try:
             slot.pages.extend(self.pool.take(max(wanted - len(slot.pages), 0)))
@@ -42,7 +43,7 @@ def reserve_from_known_len(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def reset_the_bound_to_the_length_read(patch: pytest.MonkeyPatch) -> None:
-    def reconciled_decode(self: Slot, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+    def reconciled_decode(self: Slot, max_emitted: int, num_emitted: int, committed_len: int) -> None:
         self.num_in_flight -= 1
         self.known_len = self.reserved_len = committed_len
 
@@ -51,9 +52,9 @@ def reset_the_bound_to_the_length_read(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def keep_the_bound_of_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
-    def reconciled_decode(self: Slot, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+    def reconciled_decode(self: Slot, max_emitted: int, num_emitted: int, committed_len: int) -> None:
         self.num_in_flight -= 1
-        self.reserved_len -= draft_cap - num_emitted
+        self.reserved_len -= max_emitted - 1 - num_emitted
         self.known_len = committed_len
 
     patch.setattr(Slot, "reconciled_decode", reconciled_decode)
@@ -77,13 +78,13 @@ def keep_a_page_of_a_released_slot(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def bound_without_the_bonus_token(patch: pytest.MonkeyPatch) -> None:
-    def launched_decode(self: Slot, draft_cap: int) -> None:
-        self.reserved_len += draft_cap
+    def launched_decode(self: Slot, max_emitted: int) -> None:
+        self.reserved_len += max_emitted - 1
         self.num_in_flight += 1
 
-    def reconciled_decode(self: Slot, draft_cap: int, num_emitted: int, committed_len: int) -> None:
+    def reconciled_decode(self: Slot, max_emitted: int, num_emitted: int, committed_len: int) -> None:
         self.num_in_flight -= 1
-        self.reserved_len -= draft_cap - num_emitted
+        self.reserved_len -= max_emitted - 1 - num_emitted
         self.known_len = committed_len
 
     patch.setattr(Slot, "launched_decode", launched_decode)
@@ -94,10 +95,10 @@ def bound_without_the_bonus_token(patch: pytest.MonkeyPatch) -> None:
 def pages_for_drafts_but_not_for_the_pending_token(patch: pytest.MonkeyPatch) -> None:
     reserve = Scheduler._reserve
 
-    def reserve_less(self: Scheduler, slot: Slot, cap: int) -> int | None:
+    def reserve_less(self: Scheduler, slot: Slot, draft_len: int) -> int | None:
         slot.reserved_len -= 1
         try:
-            return reserve(self, slot, cap)
+            return reserve(self, slot, draft_len)
         finally:
             slot.reserved_len += 1
 
@@ -115,7 +116,7 @@ def cap_is_the_whole_draft_len(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Scheduler,
         "_reserve",
-        lambda self, slot, cap: None if reserve(self, slot, cap) is None else self.config.max_draft_len,
+        lambda self, slot, draft_len: None if reserve(self, slot, draft_len) is None else self.config.max_draft_len,
     )
 
 

@@ -11,11 +11,13 @@ import pytest
 from jaxtyping import Array
 
 from mtp_jax.core.config import SamplingParams, SpeculativeConfig
+from mtp_jax.core.topology import CHAIN, Topology, Tree
 from mtp_jax.core.types import Drafts, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel
 from mtp_jax.ops.kv_cache import init_kv
 from mtp_jax.proposers.api import DraftProposer, PrefillChunk
+from mtp_jax.proposers.dynamic_tree import DynamicTree
 from mtp_jax.proposers.eagle3 import Eagle3
 from mtp_jax.proposers.registry import PROPOSERS
 from mtp_jax.testing.rows import sampling_rows, slot_view
@@ -83,6 +85,7 @@ def started(proposer: DraftProposer) -> Started:
 
 
 def slots_of(proposer: DraftProposer, live: list[bool], draft_len: int) -> SlotView:
+    num_drafts = topology_of(proposer).num_drafts(draft_len)
     return slot_view(
         sampling_rows(*[SamplingParams(temperature=0)] * NUM_SLOTS),
         vocab_size=family_of(proposer).vocab_size,
@@ -90,10 +93,15 @@ def slots_of(proposer: DraftProposer, live: list[bool], draft_len: int) -> SlotV
         committed_len=[CHUNK] * NUM_SLOTS,
         pending_token=jnp.arange(NUM_SLOTS, dtype=jnp.int32),
         live=jnp.array(live),
-        draft_cap=jnp.where(jnp.array(live), draft_len, 0),
+        draft_cap=jnp.where(jnp.array(live), num_drafts, 0),
+        num_positions=jnp.where(jnp.array(live), topology_of(proposer).num_positions(draft_len, num_drafts), 0),
         limit=jnp.full((NUM_SLOTS,), PAGE_SIZE * PAGES_PER_SLOT),
         page_table_BP=jnp.asarray(PAGE_TABLE),
     )
+
+
+def topology_of(proposer: DraftProposer) -> Topology:
+    return proposer.shape if isinstance(proposer, DynamicTree) else CHAIN
 
 
 @partial(jax.jit, static_argnums=(0, 4))
@@ -130,7 +138,8 @@ def test_the_carry_keeps_its_form_for_every_draft_length(
         draft_len,
         jnp.ones(NUM_SLOTS, jnp.int32),
     )
-    assert drafts.tokens_BK.shape == (NUM_SLOTS, draft_len)
+    assert drafts.tokens_BK.shape == (NUM_SLOTS, topology_of(proposer).num_drafts(draft_len))
+    assert (drafts.parent_BK is not None) == (topology_of(proposer).is_tree and draft_len > 0)
     assert ((drafts.tokens_BK >= 0) & (drafts.tokens_BK < family_of(proposer).vocab_size)).all()
     assert drafts.probs_BKV is None  # argmax and coupled drafts have no law of their own
     assert facts(after) == facts(carry)
@@ -158,6 +167,7 @@ def test_entries_of_committed_positions_are_written_whatever_the_length(
 ) -> None:
     """Every layer's entries below c - 1 - (its depth) are there after a step, the pending token's pair included."""
     carry, draft_kv = started
+    shape = topology_of(proposer)
     blank = jax.tree.map(lambda pages: pages.at[0].set(jnp.nan), draft_kv)
     _, _, kv_after = step(
         proposer,
@@ -172,4 +182,5 @@ def test_entries_of_committed_positions_are_written_whatever_the_length(
             entries = np.asarray(layer_kv.k_pages)[table].reshape(PAGE_SIZE * PAGES_PER_SLOT, -1)
             is_written = (entries != 0).any(axis=1)  # a fresh pool is zero, and an entry of the toy hardly ever is
             assert is_written[: CHUNK - depth].all()
-            assert not is_written[CHUNK + max(draft_len - 1, 0) :].any()
+            most = shape.num_drafter_rows(draft_len) if isinstance(shape, Tree) else max(draft_len - 1, 0)
+            assert not is_written[CHUNK + most :].any()

@@ -75,7 +75,7 @@ def test_what_is_emitted_is_read_out_by_hand(
         assert int(pending[slot]) == (tokens[slot][expected - 1] if expected else 77)
 
 
-viewed = jax.jit(view_slots, static_argnums=(2, 3))
+viewed = jax.jit(view_slots, static_argnums=(2, 3, 4))
 
 
 @given(
