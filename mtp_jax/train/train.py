@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm.auto import tqdm
 
@@ -18,6 +17,7 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.train.data import Batches
 from mtp_jax.train.loss import Objective
+from mtp_jax.train.snapshots import Snapshots
 from mtp_jax.train.state import Optimiser, TrainState, init_state, make_train_step
 
 Evaluate = Callable[[Weights], Mapping[str, Any]]
@@ -137,14 +137,13 @@ class Trainer:
         config = self.config
         last = min(config.steps, stop_after or config.steps)
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=config.keep, enable_async_checkpointing=True)
         with (
-            ocp.CheckpointManager((self.folder / "states").absolute(), options=options) as snapshots,
+            Snapshots(self.folder, keep=config.keep) as snapshots,
             (self.folder / "log.jsonl").open("a", encoding="utf-8") as log,
         ):
-            state, first = self.fresh(weights), snapshots.latest_step() or 0
+            state, first = self.fresh(weights), snapshots.latest_step()
             if first:
-                state = snapshots.restore(first, args=ocp.args.StandardRestore(state))
+                state = snapshots.restore(first, state)
             began, logged = time.perf_counter(), first
             for step in tqdm(range(first, last), initial=first, total=config.steps, desc=config.mode, disable=None):
                 state, metrics = self.advance(state, step)
@@ -159,8 +158,7 @@ class Trainer:
                 if evaluate is not None and config.evaluate_every and done % config.evaluate_every == 0:
                     print(json.dumps({"step": done, "evaluation": evaluate(state.weights)}), file=log, flush=True)
                 if done == last or (config.save_every and done % config.save_every == 0):
-                    snapshots.save(done, args=ocp.args.StandardSave(state))
-            snapshots.wait_until_finished()
+                    snapshots.save(done, state)
         return state.weights, max(first, last)
 
 

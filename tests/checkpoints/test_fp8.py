@@ -21,7 +21,7 @@ BLOCK = (16, 24)  # no golden weight is a multiple of it
 QUANTISED = ("o_proj.weight", "gate_proj.weight", "down_proj.weight", "kv_b_proj.weight")
 CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)}
 NAME = "model.layers.0.self_attn.o_proj.weight"
-STORED = {"float8_e4m3fn": "F8_E4M3", "float32": "F32"}
+STORED = {"float8_e4m3fn": "F8_E4M3", "float32": "F32", "int32": "I32"}
 
 
 def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
