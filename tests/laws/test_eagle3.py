@@ -102,7 +102,7 @@ def test_b17_b64_drafts_are_those_of_a_drafter_with_no_past(case: str, wishes: t
     running = restart(ENGINE(), policy=ScriptedDraftLen(wishes))
     poison(running)
     # Preempted once: features and entries of its text are then made anew, in chunks.
-    run = run_plan(running, [one, other], Plan(events=(Event(6, Action.PREEMPT, 0),)))
+    run = run_plan(running, [one, other], Plan(events=(Event(15, Action.PREEMPT, 0),)))
     assert_plain([one, other], run)
     assert_drafts_from_scratch(one, run)
     records = run.finished["a"].state.records
