@@ -35,6 +35,10 @@ COMMANDS = {
     ),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
     "bench attention": ("mtp_jax.cli.bench_attention", "the attention kernels of a Hopper GPU, checked and timed"),
+    "bench acceptance": (
+        "mtp_jax.cli.bench_acceptance",
+        "how often drafts stand, by the way they are drawn, against the exact share",
+    ),
     "bench mesh": ("mtp_jax.cli.bench_mesh", "tokens of a mesh against one device's, and what the vote costs"),
     "bench policy": ("mtp_jax.cli.bench_policy", "a batch that drains, under every fixed draft length and goodput"),
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
