@@ -150,8 +150,8 @@ class _UnaskedName(str):
 class SpeculativeConfig:
     """How to draft and how to accept. `method=None` is plain decoding, and goes with no other field.
 
-    `model` is the folder of the drafter's checkpoint for methods that take one ("eagle3"). `num_speculative_tokens` is
-    Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
+    `model` is the folder of the drafter's checkpoint for methods that take one ("eagle3", "dynamic_tree").
+    `num_speculative_tokens` is Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
     policy, until probes find them kept again; None never does.

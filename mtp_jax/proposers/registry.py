@@ -32,10 +32,11 @@ PROPOSERS: Variants[str | None, Callable[[ModelFamily, SpeculativeConfig], Draft
 _ANY_MTP = "mtp"
 _NEEDS_MTP_LAYERS = frozenset({_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp", "dynamic_tree"})
 _NEEDS_DRAFTER = frozenset({"eagle3"})
+_TAKES_DRAFTER = ("eagle3", "dynamic_tree")
 _LONGEST_MATCH = 5
 _METHODS_OF_OPTION = {
     "draft_vocab_size": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp", "dynamic_tree"),
-    "model": tuple(_NEEDS_DRAFTER),
+    "model": _TAKES_DRAFTER,
     "prompt_lookup_min": ("ngram", "ngram_mtp"),
     "prompt_lookup_max": ("ngram", "ngram_mtp"),
     "tree_topk": ("dynamic_tree",),
@@ -75,13 +76,17 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
     check_method(spec)
     if method is None:
         return None, 0
-    num_layers = family.num_mtp_layers
-    if method in _NEEDS_MTP_LAYERS and num_layers == 0:
+    num_layers, has_drafter = family.num_mtp_layers, isinstance(family, WithDrafter)
+    if method in _NEEDS_MTP_LAYERS and num_layers == 0 and not (has_drafter and method in _TAKES_DRAFTER):
         raise ConfigError(
             f"method {method!r} needs MTP layers and this {family.name} checkpoint has none; "
             "use speculative_config=None for plain decoding."
         )
-    if method in _NEEDS_DRAFTER and not isinstance(family, WithDrafter):
+    if has_drafter and spec.draft_vocab_size is not None:
+        raise ConfigError(
+            f"draft_vocab_size is {spec.draft_vocab_size}, and the drafter has a vocabulary of its own; leave it out."
+        )
+    if method in _NEEDS_DRAFTER and not has_drafter:
         raise ConfigError(
             f"method {method!r} needs a drafter; give its checkpoint's folder as model of the speculative_config."
         )
@@ -114,11 +119,13 @@ def _match_lens(spec: SpeculativeConfig, *, shortest: int) -> tuple[int, int]:
 
 
 def _tree(family: ModelFamily, spec: SpeculativeConfig) -> DynamicTree:
-    """Over the first MTP layer, applied again and again."""
+    """Over the model's drafter or, without one, over its first MTP layer, applied again and again."""
     shape = spec.topology
     if not isinstance(shape, Tree):
         raise InvariantError(f"method {spec.method!r} without a tree")
-    num_tokens = spec.draft_vocab_size or family.vocab_size
+    num_tokens, base = spec.draft_vocab_size or family.vocab_size, mtp_eagle
+    if isinstance(family, WithDrafter):
+        num_tokens, base = family.drafter.draft_vocab_size, eagle3
     if shape.topk > num_tokens:
         raise ConfigError(f"tree_topk is {shape.topk}; there are {num_tokens} tokens to draft.")
-    return DynamicTree(mtp_eagle(spec.draft_sampling), shape, spec.draft_sampling)  # type: ignore[arg-type]
+    return DynamicTree(base(spec.draft_sampling), shape, spec.draft_sampling)  # type: ignore[arg-type]

@@ -25,6 +25,15 @@ FAMILY = tiny_eagle3()
 ENGINE = functools.partial(
     toy_engine, FAMILY, method="eagle3", max_draft_len=KMAX, max_num_seqs=1, max_model_len=MAX_LEN, prefill_chunk=5
 )
+TREE = functools.partial(
+    toy_engine,
+    FAMILY,
+    method="dynamic_tree",
+    tree_topk=2,
+    max_draft_len=2,
+    max_num_seqs=1,
+    max_model_len=MAX_LEN,
+)
 ON_A_MESH = functools.partial(
     toy_engine, FAMILY, method="eagle3", max_draft_len=1, max_num_seqs=2, max_model_len=MAX_LEN, data=2, model=2
 )
@@ -71,17 +80,22 @@ def test_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
     assert_plain(requests, run_plan(running, requests, data.draw(plans(len(requests)))))
 
 
+def scratch_drafts(one: Request, known: Sequence[int], num_drafts: int) -> tuple[int, ...]:
+    """Greedy, or by the noise that the request's own tokens are drawn with; by a drafter that sees all of it anew."""
+
+    def logits_after(longer: Sequence[int]) -> np.ndarray:
+        return REFERENCE.draft_logits(known, longer[len(known) :])
+
+    return plain_drafts(logits_after, one, known, num_drafts)
+
+
 def assert_drafts_from_scratch(one: Request, run: Run) -> None:
-    """Each step's drafts: greedy, or by the noise that the request's own tokens are drawn with."""
+    """Each step's drafts."""
     state = run.finished[one.request_id].state
     text = [*one.prompt, *state.tokens]
     for record in state.records:
         known = text[: record.committed_len_before + 1]
-
-        def logits_after(longer: Sequence[int], known: Sequence[int] = known) -> np.ndarray:
-            return REFERENCE.draft_logits(known, longer[len(known) :])
-
-        assert record.drafts == plain_drafts(logits_after, one, known, len(record.drafts))
+        assert record.drafts == scratch_drafts(one, known, len(record.drafts))
 
 
 SAMPLED = {"temperature": 0.8, "seed": 3}
@@ -135,6 +149,24 @@ def test_b01_b06_pages_are_whole_up_to_the_limit_and_untouched_beyond(num_tokens
     # The entry before the pending token is made when a step drafts; the last emitted token needs none.
     assert drafter - set(range(limit)) == set()
     assert set(range(len(prompt) - 1)) <= drafter
+
+
+@pytest.mark.long
+def test_a_tree_over_the_drafter_gives_the_same_tokens_and_keeps_its_first_draft() -> None:
+    requests = [request(str(i), (i, 2 * i, 7, 11), temperature=0.7 * i, seed=i, max_tokens=14) for i in range(3)]
+    running = restart(TREE(), policy=ScriptedDraftLen((2, 0, 1, 2)))
+    poison(running)
+    run = run_plan(running, requests)
+    assert_plain(requests, run)
+    num_accepted = 0
+    for one in requests:
+        state = run.finished[one.request_id].state
+        text = [*one.prompt, *state.tokens]
+        for record in state.records:
+            known = text[: record.committed_len_before + 1]
+            assert record.drafts[:1] == scratch_drafts(one, known, min(len(record.drafts), 1))
+            num_accepted += record.num_accepted
+    assert num_accepted > 0
 
 
 def test_a_mesh_gives_the_same_tokens() -> None:

@@ -1,11 +1,13 @@
 """Which proposer a method means, once the checkpoint is known."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.proposers.dynamic_tree import DynamicTree
 from mtp_jax.proposers.eagle3 import eagle3
 from mtp_jax.proposers.mtp import mtp_eagle, mtp_vanilla
 from mtp_jax.proposers.none import NO_DRAFT
@@ -61,6 +63,18 @@ def test_a_method_with_a_drafter_needs_one() -> None:
     assert PROPOSERS["eagle3"](tiny_eagle3(), spec("eagle3")) == eagle3("coupled")
     with pytest.raises(ConfigError, match="needs MTP layers and this llama checkpoint has none"):
         resolve_method(spec("mtp"), tiny_eagle3())
+
+
+def test_a_tree_grows_over_the_drafter_where_there_is_one() -> None:
+    tree = SpeculativeConfig(method="dynamic_tree", num_speculative_tokens=3, tree_topk=2, tree_nodes=5)
+    assert resolve_method(tree, tiny_eagle3()) == ("dynamic_tree", 3)
+    proposer = PROPOSERS["dynamic_tree"](tiny_eagle3(), tree)
+    assert isinstance(proposer, DynamicTree)
+    assert proposer.base == eagle3("coupled")
+    with pytest.raises(ConfigError, match="tree_topk is 17; there are 16 tokens to draft"):
+        PROPOSERS["dynamic_tree"](tiny_eagle3(), replace(tree, num_speculative_tokens=1, tree_topk=17, tree_nodes=17))
+    with pytest.raises(ConfigError, match="draft_vocab_size is 8, and the drafter has a vocabulary of its own"):
+        resolve_method(replace(tree, draft_vocab_size=8), tiny_eagle3())
 
 
 @pytest.mark.parametrize("method", ["mtp", "mtp_eagle", "ngram"])
