@@ -44,7 +44,7 @@ class Match:
 
 def _longest_path(
     drafts: Drafts,
-    parent_BK: Int[Array, "B K"],
+    parent_BK: Int[Array, "b K"],
     target_logits_BWV: Float[Array, "B W v"],
     slots: SlotView,
     parallel: Parallel,

@@ -65,10 +65,22 @@ def test_the_guard_would_see_an_implicit_upload() -> None:
         jax.numpy.add(jax.device_put(np.ones(3, np.float32)), np.ones(3, np.float32))
 
 
-@pytest.mark.parametrize("shape", [StepShape(1, 0), StepShape(1, 2), PrefillShape(16)], ids=str)
-def test_a_step_keeps_one_page_pool(shape: StepShape | PrefillShape) -> None:
-    """The pool of the outputs is that of the inputs, and what a step needs beside it is a small part of one layer's."""
-    launcher = large_pool()
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [
+        ("mtp_eagle", StepShape(1, 0)),
+        ("mtp_eagle", StepShape(1, 2)),
+        ("dynamic_tree", StepShape(1, 2)),
+        ("mtp_eagle", PrefillShape(16)),
+    ],
+    ids=str,
+)
+def test_a_step_keeps_one_page_pool(method: str, shape: StepShape | PrefillShape) -> None:
+    """The pool of the outputs is that of the inputs, and what a step needs beside it is a small part of one layer's.
+
+    Compaction of a tree's accepted path is part of its step.
+    """
+    launcher = large_pool(method)
     state = launcher._state
     pool_bytes = sum(array.nbytes for array in jax.tree.leaves((state.kv, state.draft_kv)))
     memory = launcher.lower(shape).compile().memory_analysis()
@@ -78,10 +90,10 @@ def test_a_step_keeps_one_page_pool(shape: StepShape | PrefillShape) -> None:
 
 
 @functools.cache
-def large_pool() -> Launcher:
+def large_pool(method: str) -> Launcher:
     """A launcher over 20,000 pages; nothing is compiled yet."""
     family = ToyFamily()
-    speculative = SpeculativeConfig(num_speculative_tokens=2)
+    speculative = SpeculativeConfig(method=method, num_speculative_tokens=2)
     config = EngineConfig(
         max_model_len=64,
         max_num_seqs=1,
@@ -89,7 +101,7 @@ def large_pool() -> Launcher:
         speculative=speculative,
         prefill_chunk=16,
     )
-    proposer = PROPOSERS["mtp_eagle"](family, speculative)
+    proposer = PROPOSERS[method](family, speculative)
     program = StepProgram(
         family=family,
         proposer=proposer,
@@ -97,6 +109,7 @@ def large_pool() -> Launcher:
         attention_backend="reference",
         num_stop_ids=config.max_stop_token_ids,
         max_logprobs=config.max_logprobs,
+        topology=config.topology,
     )
     weights = family.init_weights(jax.random.key(0), None)
     placement = Placement()

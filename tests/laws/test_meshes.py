@@ -22,6 +22,7 @@ SMALL_VOCABULARY = ToyFamily(vocab_size=16)
 
 PROPOSERS: dict[str, dict[str, Any]] = {
     "shortlist": {"draft_vocab_size": 8},
+    "trees": {"method": "dynamic_tree", "tree_topk": 2, "tree_nodes": 5},
     "prompt lookup": {"method": "ngram", "prompt_lookup_min": 1},
     "prompt lookup, then an MTP layer": {"method": "ngram_mtp", "prompt_lookup_min": 2},
 }

@@ -1,24 +1,18 @@
-"""B7, B8: a zero among longer drafts, near the limit and under sampling.
-
-Shown for what there is. Trees wait, strictly: the same checks run on them once they exist.
-"""
+"""B7, B8: a zero among longer drafts, near the limit and under sampling."""
 
 import functools
 import math
 from collections.abc import Callable
 
-import jax
 import numpy as np
 import pytest
 
 from mtp_jax.core.config import SamplingParams
-from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.pages import pages_for
 from mtp_jax.engine.requests import Request
-from mtp_jax.options import engine_config
 from mtp_jax.testing.driving import run_plan
-from mtp_jax.testing.engines import restart, toy_engine, without_optimizations
+from mtp_jax.testing.engines import restart, toy_engine
 from mtp_jax.testing.oracle import log_softmax
 from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.toy_family import ToyFamily
@@ -27,36 +21,23 @@ from tests.laws.support import assert_plain, request, toy
 HOSTILE = ToyFamily(vocab_size=8, draft_hit_percent=0)
 
 
-def engine_with(**speculative: object) -> Engine:
-    options = {"num_speculative_tokens": 3, **speculative}
-    config = engine_config(HOSTILE, options, max_model_len=48, max_num_seqs=1, block_size=4, prefill_chunk=16)
-    return without_optimizations(lambda: Engine(HOSTILE, HOSTILE.init_weights(jax.random.key(0), None), config))
-
-
 CHAIN = functools.partial(toy_engine, HOSTILE, max_num_seqs=1)
-TREE = functools.partial(engine_with, method="dynamic_tree", tree_topk=4, tree_nodes=12)
+TREE = functools.partial(toy_engine, HOSTILE, max_num_seqs=1, method="dynamic_tree", tree_topk=4, tree_nodes=12)
 REJECTION = functools.partial(toy_engine, HOSTILE, max_num_seqs=1, acceptance="rejection")
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        pytest.param(CHAIN, id="chain"),
-        pytest.param(
-            TREE,
-            id="tree",
-            marks=pytest.mark.xfail(strict=True, raises=ConfigError, reason="there are no draft trees yet"),
-        ),
-    ],
-)
-def test_b07_an_explicit_zero_is_kept(build: Callable[[], Engine]) -> None:
-    """Near the limit under `group_zero`: one row and one position, although the steps before drafted."""
+@pytest.mark.parametrize(("build", "num_rows"), [pytest.param(CHAIN, 4, id="chain"), pytest.param(TREE, 13, id="tree")])
+def test_b07_an_explicit_zero_is_kept(build: Callable[[], Engine], num_rows: int) -> None:
+    """Near the limit under `group_zero`: one row and one position, although the steps before drafted.
+
+    Near is where the rows of a whole step no longer fit: 4 of a chain, 13 of a tree.
+    """
     engine = restart(build(), readback_depth=0, near_limit="group_zero")
     one = request("a", tuple(i % 8 for i in range(34)), temperature=0.0, max_tokens=40)
     run = run_plan(engine, [one])
     assert_plain(engine, [one], run)
     records = run.finished["a"].state.records
-    zeros = [record for record in records if record.committed_len_before + 4 > engine.config.max_model_len]
+    zeros = [record for record in records if record.committed_len_before + num_rows > engine.config.max_model_len]
     assert 0 < len(zeros) < len(records)
     assert all(record.drafts for record in records[: -len(zeros)])
     for record in zeros:
@@ -64,11 +45,29 @@ def test_b07_an_explicit_zero_is_kept(build: Callable[[], Engine]) -> None:
         assert record.num_pages <= max(records[-len(zeros) - 1].num_pages, pages_for(record.committed_len_after, 4))
 
 
+def test_b07_a_tree_shrinks_to_what_fits() -> None:
+    """Under `row_cap`: as many nodes as there are positions below the limit, down to one row for the last token."""
+    engine = restart(TREE(), readback_depth=0)
+    one = request("a", (1, 2, 3), temperature=0.0, max_tokens=28)
+    run = run_plan(engine, [one])
+    assert_plain(engine, [one], run)
+    state = run.finished["a"].state
+    for record in state.records:
+        room = state.limit - record.committed_len_before
+        assert len(record.drafts) == record.draft_cap == min(12, room - 1)
+        assert len(record.target_tokens) == len(record.drafts) + 1
+    assert len(state.records[0].drafts) == 12
+    last = request("b", (1, 2, 3), temperature=0.0, max_tokens=2)
+    (record,) = run_plan(restart(engine), [last]).finished["b"].state.records
+    assert (record.drafts, record.parents, len(record.target_tokens), record.num_pages) == ((), (), 1, 1)
+
+
 @pytest.mark.parametrize("wishes", [(3, 0, 3, 3), (3, 0, 0, 3, 3), (2, 3, 1)], ids=str)
 @pytest.mark.parametrize(
     "build",
     [
         pytest.param(CHAIN, id="match"),
+        pytest.param(TREE, id="match, trees"),
         pytest.param(REJECTION, id="rejection"),
     ],
 )

@@ -13,6 +13,7 @@ from jaxtyping import Array
 from mtp_jax.core.config import MeshConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.sharding import check_mesh
+from mtp_jax.ops.continuations import likeliest_greedy_tokens
 from mtp_jax.ops.placement import AxisRules, Placement
 from mtp_jax.ops.sampling import greedy_tokens
 from mtp_jax.ops.sharding import Parallel, take_embedding
@@ -53,6 +54,24 @@ def test_b14_ties_go_to_the_lowest_global_id_across_devices(mesh: MeshConfig) ->
     one_hot = np.eye(B * W, dtype=np.float32).reshape(B, W, B * W)
     tokens = on_mesh(mesh, head, ("slots",), ("vocab",))(jnp.asarray(one_hot), jnp.asarray(scores))
     assert np.asarray(tokens).ravel().tolist() == [low for low, _ in pairs]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("k", [3, 7])
+def test_b14_the_best_of_all_devices_come_in_order_ties_by_the_lowest_global_id(mesh: MeshConfig, k: int) -> None:
+    """Scores of a few values: wherever the equal ones live, as if one device had them all; k above its share too."""
+    scores = np.random.default_rng(k).integers(0, 4, (B, W, V)).astype(np.float32)
+
+    def best(scores_BWV: Array, parallel: Parallel) -> tuple[Array, Array]:
+        own_BWv = parallel.own_vocab(parallel.gather_slots(scores_BWV))
+        tokens_BWk, logprobs_BWk = likeliest_greedy_tokens(own_BWv, k, parallel)
+        return tokens_BWk, logprobs_BWk
+
+    tokens, logprobs = on_mesh(mesh, best, ("slots",))(jnp.asarray(scores))
+    expected = np.argsort(-scores, axis=-1, kind="stable")[..., :k]
+    np.testing.assert_array_equal(tokens, expected)
+    whole = jax.nn.log_softmax(scores, axis=-1)
+    np.testing.assert_allclose(logprobs, np.take_along_axis(np.asarray(whole), expected, axis=-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
