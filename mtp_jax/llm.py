@@ -25,7 +25,7 @@ from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
 from mtp_jax.progress import compile_bar
 from mtp_jax.prompts import Prompt, checked_tokens, one_params, params_for, prompt_list
-from mtp_jax.text import Detokenizer, encode, load_tokenizer
+from mtp_jax.text import Detokenizer, encode, in_tokens, load_tokenizer
 
 
 class LLM:
@@ -200,9 +200,13 @@ class LLM:
         text, tokens, problem = self._tokens_of(prompt)
         if params.stop_strings and self.tokenizer is None and problem is None:
             problem = "Stop strings need a tokenizer and this model has none; use stop_token_ids."
+        try:
+            params = in_tokens(params, self.tokenizer)
+        except ConfigError as error:
+            problem = problem or str(error)
         detokenizer = None
         if self.tokenizer is not None and all(isinstance(stop, str) and stop for stop in params.stop_strings):
-            detokenizer = Detokenizer(self.tokenizer, params.stop_strings)
+            detokenizer = Detokenizer(self.tokenizer, params.stop_strings, params.min_tokens)
         request = Request(
             request_id=request_id,
             prompt=tuple(tokens),

@@ -1,11 +1,13 @@
 """Between token ids and text: incremental detokenization, and stop strings that may span tokens and steps."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.requests import Cut
 
@@ -26,9 +28,39 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """Token ids of `text`. `ConfigError` for a lone surrogate, such as a byte of the command line that is no UTF-8."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ConfigError("The prompt contains a lone surrogate; it must be text that UTF-8 can write.")
+    _check_surrogates("The prompt", text)
     return tokenizer.encode(text).ids
+
+
+def _check_surrogates(what: str, text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{what} contains a lone surrogate; it must be text that UTF-8 can write.")
+
+
+def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The parameters with bad words as token ids: text as it stands at the beginning of a text, and after a space.
+
+    The second only where it has as many tokens and begins otherwise, as in vLLM. What is no list of words, or text
+    without a tokenizer, is left for admission to name. `ConfigError` for a word that UTF-8 cannot write.
+    """
+    words = params.bad_words
+    if tokenizer is None or isinstance(words, str) or not isinstance(words, Sequence):
+        return params
+    found: list[Sequence[int]] = []
+    for word in words:
+        if not isinstance(word, str):
+            found.append(word)
+            continue
+        bare, spaced = (_bare_ids(tokenizer, prefix + word.lstrip()) for prefix in ("", " "))
+        found.append(bare)
+        if spaced and len(spaced) == len(bare) and spaced[0] != bare[0]:
+            found.append(spaced)
+    return replace(params, bad_words=found)
+
+
+def _bare_ids(tokenizer: Tokenizer, word: str) -> list[int]:
+    _check_surrogates("A bad word", word)
+    return tokenizer.encode(word, add_special_tokens=False).ids
 
 
 class Detokenizer:
@@ -36,17 +68,19 @@ class Detokenizer:
 
     `text` grows by whole characters: bytes of an unfinished one are held back until `finish`. A stop string ends the
     text before it, at the token that completes it, even if that token goes on into an unfinished character; of several
-    completed by one token, the one that begins first counts.
+    completed by one token, the one that begins first counts. Those that the first `min_tokens` tokens complete do not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.text = ""
+        self._min_tokens = min_tokens
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop_strings = tuple(stop_strings)
         self._longest_stop = max(map(len, self._stop_strings), default=0)
         self._tokens: list[int] = []
         self._num_shown = 0  # tokens whose text is in `text`
+        self._num_searched = 0  # characters in which there is no stop string, or none that counts
         self._is_cut = False
         self._is_finished = False
 
@@ -61,12 +95,11 @@ class Detokenizer:
         """Appends tokens; the cut if one of them completes a stop string."""
         for index, token in enumerate(tokens):
             self._tokens.append(token)
-            known = self.text
             piece = self._stream.step(self._tokenizer, token)
             if piece:
                 self.text += piece
                 self._num_shown = len(self._tokens)
-            found = self._find_stop(known, self.text if piece else known + self._held_back())
+            found = self._find_stop(self.text if piece else self.text + self._held_back())
             if found is not None:
                 self.text, stop = found
                 self._is_cut = True
@@ -87,9 +120,11 @@ class Detokenizer:
         held = self._tokens[self._num_shown :]
         return self._tokenizer.decode(held, skip_special_tokens=True).rstrip(_UNFINISHED)
 
-    def _find_stop(self, known: str, text: str) -> tuple[str, str] | None:
-        """The text before the first stop string in `text`, and that string; `known`, its beginning, has none."""
-        searched_from = max(len(known) - self._longest_stop + 1, 0)
-        found = [(text.find(stop, searched_from), stop) for stop in self._stop_strings]
+    def _find_stop(self, text: str) -> tuple[str, str] | None:
+        """The text before the first stop string that ends in what is new of `text`, and that string."""
+        num_known, self._num_searched = self._num_searched, len(text)
+        if len(self._tokens) <= self._min_tokens:
+            return None
+        found = [(text.find(stop, max(num_known - len(stop) + 1, 0)), stop) for stop in self._stop_strings]
         first = min(((start, stop) for start, stop in found if start >= 0), default=None)
         return None if first is None else (text[: first[0]], first[1])

@@ -126,7 +126,17 @@ def test_a_generator_of_prompts_keeps_its_first_one(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"logit_bias": np.ones(2)}, {"min_p": ""}, {"repetition_penalty": []}, {"logprobs": 9}]
+    "params",
+    [
+        {"logit_bias": np.ones(2)},
+        {"min_p": ""},
+        {"repetition_penalty": []},
+        {"logprobs": 9},
+        {"bad_words": ["a"]},  # this model has no tokenizer
+        {"bad_words": 5},
+        {"bad_words": [5]},
+        {"min_tokens": "3"},
+    ],
 )
 def test_parameters_of_odd_types_are_refused(llm: LLM, params: dict[str, Any]) -> None:
     out = llm.generate([[1]], SamplingParams(**params), use_tqdm=False)[0].outputs[0]

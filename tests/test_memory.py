@@ -53,6 +53,7 @@ def test_pages_are_counted_as_they_are_allocated(
         rule=Match(),
         attention_backend="reference",
         num_stop_ids=1,
+        list_sizes=config.list_sizes,
         max_logprobs=1,
     )
     state = init_state(program, config, BFLOAT16)

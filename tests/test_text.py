@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from mtp_jax.text import Detokenizer
+from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.text import Detokenizer, in_tokens
 
 
 def byte_symbols() -> dict[int, str]:
@@ -35,12 +37,21 @@ def cut_up(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *ends], [*ends, len(data)], strict=True)]
 
 
-def expected_cut(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[int, str, str] | None:
-    """(tokens, text, stop) by the definition: after each token, look for each stop in the whole characters so far."""
+def expected_cut(pieces: Sequence[bytes], stops: Sequence[str], min_tokens: int = 0) -> tuple[int, str, str] | None:
+    """(tokens, text, stop) by the definition: after each token, look for each stop in the whole characters so far.
+
+    A place where one stands by the `min_tokens`-th token does not count later either.
+    """
+    visible = ""
     for num_tokens in range(1, len(pieces) + 1):
-        visible = b"".join(pieces[:num_tokens]).decode(errors="ignore")
-        found = [(visible.index(stop), stop) for stop in stops if stop in visible]
-        if found:
+        before, visible = visible, b"".join(pieces[:num_tokens]).decode(errors="ignore")
+        found = [
+            (start, stop)
+            for stop in stops
+            for start in range(len(visible) - len(stop) + 1)
+            if visible.startswith(stop, start) and start + len(stop) > len(before)
+        ]
+        if found and num_tokens > min_tokens:
             start, stop = min(found)
             return num_tokens, visible[:start], stop
     return None
@@ -54,18 +65,21 @@ TEXTS = st.text("ab é€🙂", min_size=1, max_size=12)
     cuts=st.lists(st.integers(1, 40), max_size=20),
     steps=st.lists(st.integers(1, 40), max_size=8),
     stops=st.lists(st.text("ab é€🙂", min_size=1, max_size=4), max_size=3),
+    min_tokens=st.sampled_from((0, 0, 1, 2, 5)),
 )
-@example(text="ab€", cuts=[1, 3], steps=[], stops=["b"])  # the token that completes the stop begins a character
-@example(text="ab€", cuts=[1, 3], steps=[1, 2], stops=["ab"])
-@example(text="a🙂b🙂", cuts=[3, 7], steps=[], stops=["🙂b"])  # begins in the middle of a token, ends in one
+@example(text="ab€", cuts=[1, 3], steps=[], stops=["b"], min_tokens=0)  # what completes the stop begins a character
+@example(text="ab€", cuts=[1, 3], steps=[], stops=["b"], min_tokens=2)  # and does not complete it once more
+@example(text="ab€", cuts=[1, 3], steps=[1, 2], stops=["ab"], min_tokens=0)
+@example(text="abab", cuts=[1, 2, 3], steps=[], stops=["b", "aba"], min_tokens=2)  # the longer one began before
+@example(text="a🙂b🙂", cuts=[3, 7], steps=[], stops=["🙂b"], min_tokens=0)  # begins in a token, ends in one
 def test_a_stop_string_cuts_at_the_token_that_completes_it(
-    text: str, cuts: list[int], steps: list[int], stops: list[str]
+    text: str, cuts: list[int], steps: list[int], stops: list[str], min_tokens: int
 ) -> None:
     pieces = cut_up(text.encode(), cuts)
     tokenizer, tokens = tokenizer_of(pieces)
-    detokenizer = Detokenizer(tokenizer, stops)
+    detokenizer = Detokenizer(tokenizer, stops, min_tokens)
     bounds = [0, *sorted({step for step in steps if step < len(tokens)}), len(tokens)]
-    expected = expected_cut(pieces, stops)
+    expected = expected_cut(pieces, stops, min_tokens)
     shown = ""
     for start, end in itertools.pairwise(bounds):
         cut = detokenizer.feed(tokens[start:end])
@@ -115,3 +129,20 @@ def test_words_that_decoders_join_with_spaces_are_found_with_them() -> None:
     cut = detokenizer.feed([0, 2, 3, 4, 1, 2])
     assert cut is not None
     assert (cut.num_tokens, detokenizer.text) == (5, "one")
+
+
+def test_a_bad_word_is_meant_at_the_beginning_of_a_text_and_after_a_space() -> None:
+    """After a space only where that makes as many tokens and another first one; token ids pass as they are."""
+    vocabulary = {"x": 0, "y": 1, " x": 2, " ": 3, "ab": 4, " ab": 5}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="y"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" ?ab| ?x|."), "isolated")
+
+    def banned(*words: str | list[int]) -> list[list[int]]:
+        return [list(word) for word in in_tokens(SamplingParams(bad_words=words), tokenizer).bad_words or ()]  # type: ignore[arg-type]
+
+    assert banned("x", " ab", [7, 8]) == [[0], [2], [4], [5], [7, 8]]
+    assert banned("y") == [[1]]  # " y" is two tokens
+    assert banned("xy") == [[0, 1], [2, 1]]
+    assert in_tokens(SamplingParams(bad_words=["x"]), None).bad_words == ["x"]
+    with pytest.raises(ConfigError, match="A bad word contains a lone surrogate"):
+        banned("\ud800")

@@ -44,7 +44,7 @@ class Rejection:
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:
         return lax.cond(
-            slots.sampling.needs.samples,
+            slots.sampling.needs.whole_logits,
             lambda: self._judged(drafts, target_logits_BWV, slots, parallel),
             lambda: Match().accept(drafts, target_logits_BWV, slots, parallel),
         )

@@ -10,6 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.layout import ListSizes
+from mtp_jax.core.sampling_params import SamplingParams as SamplingParams
+from mtp_jax.core.sampling_params import is_int, is_real
 from mtp_jax.core.topology import CHAIN, DEFAULT_TREE_TOPK, Topology, Tree
 
 NEAR_LIMIT_RULES = ("row_cap", "group_zero")
@@ -18,8 +21,6 @@ TREE_METHOD = "dynamic_tree"
 _ACCEPTANCE_WINDOW = 256
 MAX_DRAFT_LEN = 7
 """Verification handles up to 8 rows a slot: attention kernels are written for W = 1..8."""
-FLOAT32_RANGE = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
-"""The device computes in float32: outside of this a number would silently become 0 or infinite."""
 
 
 class FinishReason(StrEnum):
@@ -28,112 +29,6 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     REJECTED = "rejected"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How one request wants its tokens. Names, defaults and meanings are vLLM's.
-
-    Nothing is checked here: `problem` is called when the request is admitted, so that one bad request fails alone.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
-    bad_words: Sequence[str] | None = None
-    n: int = 1
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple, whichever way it was given."""
-        if isinstance(self.stop, str):
-            return (self.stop,)
-        return tuple(self.stop) if isinstance(self.stop, Sequence) else ()  # `problem` names what is neither
-
-    def problem(self, *, vocab_size: int, max_logprobs: int, max_stop_token_ids: int) -> str | None:
-        """One sentence on the first parameter that cannot be honoured, or None when all can.
-
-        >>> SamplingParams(top_k=-3).problem(vocab_size=8, max_logprobs=5, max_stop_token_ids=4)
-        'top_k is -3; it must be 0 (off) or a positive integer.'
-        """
-        return self._out_of_range(vocab_size, max_logprobs, max_stop_token_ids) or self._not_available()
-
-    def _out_of_range(self, vocab_size: int, max_logprobs: int, max_stop_token_ids: int) -> str | None:
-        smallest, largest = FLOAT32_RANGE
-        if not _is_real(self.temperature) or not (self.temperature == 0 or smallest <= self.temperature <= largest):
-            return (
-                f"temperature is {self.temperature!r}; it must be 0 (greedy) or a finite number "
-                f"from {smallest:.2g} to {largest:.2g}."
-            )
-        if not _is_int(self.top_k) or self.top_k < 0:
-            return f"top_k is {self.top_k!r}; it must be 0 (off) or a positive integer."
-        if not _is_real(self.top_p) or not smallest <= self.top_p <= 1:
-            return f"top_p is {self.top_p!r}; it must be above 0 (at least {smallest:.2g}) and at most 1."
-        if self.seed is not None and (not _is_int(self.seed) or not 0 <= self.seed < 2**64):
-            return f"seed is {self.seed!r}; it must be None or an integer from 0 to 2**64 - 1."
-        if not _is_int(self.max_tokens) or self.max_tokens < 1:
-            return f"max_tokens is {self.max_tokens!r}; it must be an integer of at least 1."
-        if self.logprobs is not None and (not _is_int(self.logprobs) or not 0 <= self.logprobs <= max_logprobs):
-            return f"logprobs is {self.logprobs!r}; it must be None or an integer from 0 to {max_logprobs}."
-        if not isinstance(self.ignore_eos, bool):
-            return f"ignore_eos is {self.ignore_eos!r}; it must be True or False."
-        return self._bad_stop(vocab_size, max_stop_token_ids)
-
-    def _bad_stop(self, vocab_size: int, max_stop_token_ids: int) -> str | None:
-        if self.stop is not None and not isinstance(self.stop, str | Sequence):
-            return f"stop is {self.stop!r}; it must be a string or a list of strings."
-        for text in self.stop_strings:
-            if not isinstance(text, str) or not text:
-                return f"stop contains {text!r}; every stop must be a string of at least one character."
-        ids = self.stop_token_ids
-        if ids is None:
-            return None
-        if isinstance(ids, str) or not isinstance(ids, Sequence):
-            return f"stop_token_ids is {ids!r}; it must be a list of token ids."
-        if len(ids) > max_stop_token_ids:
-            return f"stop_token_ids has {len(ids)} entries; at most {max_stop_token_ids} fit a request."
-        for token in ids:
-            if not _is_int(token) or not 0 <= token < vocab_size:
-                return f"stop_token_ids contains {token!r}; token ids are integers from 0 to {vocab_size - 1}."
-        return None
-
-    def _not_available(self) -> str | None:
-        """Parameters that this engine does not honour yet are refused, never ignored."""
-        defaults = {f.name: f.default for f in fields(self)}
-        for name in _REFUSED:
-            value = getattr(self, name)
-            empty = isinstance(value, Sequence | Mapping) and not value and defaults[name] is None
-            if empty:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float | None) or value != defaults[name]:
-                return f"{name}={value!r} is not available in this version; leave it at {defaults[name]!r}."
-        return None
-
-
-_REFUSED = (
-    "min_p",
-    "min_tokens",
-    "prompt_logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "bad_words",
-    "n",
-)
 
 
 class _Unasked(int):
@@ -243,7 +138,7 @@ class SpeculativeConfig:
     def _check_gate(self) -> None:
         threshold = self.disable_below_acceptance
         _require_int("acceptance_window", self.acceptance_window, 1, None)
-        if threshold is not None and not (_is_real(threshold) and 0 < threshold <= 1):
+        if threshold is not None and not (is_real(threshold) and 0 < threshold <= 1):
             raise ConfigError(
                 f"disable_below_acceptance is {threshold!r}; it must be None or a number above 0 and at most 1."
             )
@@ -283,7 +178,7 @@ class SpeculativeConfig:
             self._check_synthetic(self.synthetic_acceptance)
 
     def _check_synthetic(self, shares: Sequence[float]) -> None:
-        if not isinstance(shares, list | tuple) or not all(_is_real(share) and 0 <= share <= 1 for share in shares):
+        if not isinstance(shares, list | tuple) or not all(is_real(share) and 0 <= share <= 1 for share in shares):
             raise ConfigError(
                 f"synthetic_acceptance is {shares!r}; it must be a list of numbers from 0 to 1, one a draft position."
             )
@@ -359,6 +254,7 @@ class EngineConfig:
     """Everything static about an engine; resolved once, logged once, never changed.
 
     `max_num_seqs` slots and `num_pages` pages are the whole mesh's; every data shard has an equal part of them.
+    `max_logit_bias`, `max_bad_words` (of at most `max_bad_word_len` tokens) and their like bound a request's lists.
     """
 
     max_model_len: int
@@ -372,6 +268,9 @@ class EngineConfig:
     seed: int = 0
     max_logprobs: int = 20
     max_stop_token_ids: int = 32
+    max_logit_bias: int = 300
+    max_bad_words: int = 64
+    max_bad_word_len: int = 16
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
@@ -382,6 +281,9 @@ class EngineConfig:
         _require_int("seed", self.seed, 0, 2**64 - 1)
         _require_int("max_logprobs", self.max_logprobs, 0, None)
         _require_int("max_stop_token_ids", self.max_stop_token_ids, 0, None)
+        _require_int("max_logit_bias", self.max_logit_bias, 0, None)
+        _require_int("max_bad_words", self.max_bad_words, 0, None)
+        _require_int("max_bad_word_len", self.max_bad_word_len, 1, None)
         for name, total in (("max_num_seqs", self.max_num_seqs), ("num_kv_blocks", self.cache.num_pages)):
             if total is not None and total % self.mesh.data != 0:
                 raise ConfigError(
@@ -407,6 +309,11 @@ class EngineConfig:
     def num_pages(self) -> int:
         """Usable pages in the pool, the null page not counted. By default every slot can be full."""
         return self.cache.num_pages or self.max_num_seqs * self.pages_per_slot
+
+    @property
+    def list_sizes(self) -> ListSizes:
+        """Room that every slot has for a request's logit biases and bad words."""
+        return ListSizes(self.max_logit_bias, self.max_bad_words, self.max_bad_word_len)
 
     @property
     def slots_per_shard(self) -> int:
@@ -440,17 +347,9 @@ def _require_name(option: str, value: object, *, or_none: bool = False) -> None:
 
 
 def _require_int(name: str, value: object, low: int, high: int | None) -> None:
-    if not _is_int(value) or value < low or (high is not None and value > high):  # type: ignore[operator]
+    if not is_int(value) or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{name} is {value!r}; it must be an integer {bounds}.")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 PLAIN = SpeculativeConfig(method=None, num_speculative_tokens=0)

@@ -2,9 +2,11 @@
 
 One transfer each way instead of a dozen; the host's side (`engine/batch.py`, `engine/readback.py`) and the device's
 (`core/types.py`) take the column numbers from here. Floats travel as their bit patterns. After a slot's fixed input
-columns: stop ids, the page table, and where the mesh votes on its steps the shard's wish.
+columns: stop ids, the page table, and where the mesh votes on its steps the shard's wish. What is large and never
+changes, logit biases and bad words, travels once, with the prompt.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum, auto
 
 
@@ -27,11 +29,19 @@ class Column(_FromZero):
     TEMPERATURE = auto()
     TOP_K = auto()
     TOP_P = auto()
+    MIN_P = auto()
     NUM_LOGPROBS = auto()
+    PROMPT_LEN = auto()
+    MIN_TOKENS = auto()
+    PRESENCE_PENALTY = auto()
+    FREQUENCY_PENALTY = auto()
+    REPETITION_PENALTY = auto()
+    NUM_BIASES = auto()
+    NUM_BAD_WORDS = auto()
 
 
 class PrefillColumn(_FromZero):
-    """Columns in front of the per-slot ones in a prefill launch; after all of them: the chunk's tokens."""
+    """Columns in front of the per-slot ones in a prefill launch; after all of them: lists, then the chunk's tokens."""
 
     SLOT = auto()
     START = auto()
@@ -61,7 +71,7 @@ class AgreedColumn(_FromZero):
     Where steps are voted on: after the page table, in every shard's first row; then the `VoteColumn`s.
     """
 
-    SAMPLES = auto()
+    WHOLE_LOGITS = auto()
     LOGPROBS = auto()
 
 
@@ -78,10 +88,27 @@ class VoteColumn(_FromZero):
     FEWER_DRAFTS = auto()
     USEFUL_DRAFTS = auto()
     NUM_DECODING = auto()
-    SAMPLES = auto()
+    WHOLE_LOGITS = auto()
     LOGPROBS = auto()
 
 
+@dataclass(frozen=True)
+class ListSizes:
+    """Room for the longer lists of one request: logit biases A, bad words M of at most O tokens each.
+
+    As columns of a prefill: the biases' ids, their values, then the bad words, each ending at the end of its room.
+    """
+
+    num_biases: int
+    num_bad_words: int
+    bad_word_len: int
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that they take."""
+        return 2 * self.num_biases + self.num_bad_words * self.bad_word_len
+
+
 NO_TOKEN = -1
-"""Marks an unused stop id, and a prefill whose pending token is to be drawn (not resumed)."""
+"""Marks an unused stop id or place of a bad word, and a prefill whose pending token is to be drawn (not resumed)."""
 NO_LOGPROBS = -1

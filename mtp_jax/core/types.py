@@ -22,6 +22,7 @@ F rows of carried features   J features of a row
 T packed tokens   S positions   P page-table entries   N pages in the pool   Z positions per page
 D model width   H query heads   G KV heads   C head channels   R latent width (MLA)   V vocabulary   L layers
 Y prefilled slots a launch   I stop ids   Q log-probabilities listed
+A logit biases   M bad words   O tokens of a bad word
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from mtp_jax.core.layout import Column, OutputColumn, PrefillColumn
+from mtp_jax.core.layout import Column, ListSizes, OutputColumn, PrefillColumn
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,28 @@ class Needs:
     The same on every device, since branches with collectives in them follow it.
     """
 
-    samples: Bool[Array, ""]
+    whole_logits: Bool[Array, ""]  # a row's token is not simply the most likely one
     logprobs: Bool[Array, ""]
+
+
+@struct.dataclass
+class TokenLists:
+    """The longer lists that each slot's request brought. Writer: prefill; of a list, its first entries are in use."""
+
+    bias_ids_BA: Int[Array, "B A"]
+    biases_BA: Float[Array, "B A"]
+    bad_words_BMO: Int[Array, "B M O"]  # each ends at the end of its room; NO_TOKEN before it
+
+    @classmethod
+    def unpack(cls, packed_BX: Int[Array, "B X"], sizes: ListSizes) -> "TokenLists":
+        """Of the columns that `ListSizes` describes."""
+        num_biases = sizes.num_biases
+        words_BX = packed_BX[:, 2 * num_biases :]
+        return cls(
+            bias_ids_BA=packed_BX[:, :num_biases],
+            biases_BA=lax.bitcast_convert_type(packed_BX[:, num_biases : 2 * num_biases], jnp.float32),
+            bad_words_BMO=words_BX.reshape(len(packed_BX), sizes.num_bad_words, sizes.bad_word_len),
+        )
 
 
 @struct.dataclass
@@ -77,15 +98,48 @@ class SamplingRows:
     temperature_B: Float[Array, " B"]  # 0: greedy
     top_k_B: Int[Array, " B"]  # 0: off
     top_p_B: Float[Array, " B"]  # 1: off
+    min_p_B: Float[Array, " B"]  # 0: off
     num_logprobs_B: Int[Array, " B"]  # -1: none wanted
+    prompt_len_B: Int[Array, " B"]  # the request's own prompt: what follows it in the slot's text, it wrote
+    min_tokens_B: Int[Array, " B"]  # stop ids are banned until so many are written
+    presence_penalty_B: Float[Array, " B"]  # 0: off
+    frequency_penalty_B: Float[Array, " B"]  # 0: off
+    repetition_penalty_B: Float[Array, " B"]  # 1: off
+    num_biases_B: Int[Array, " B"]
+    num_bad_words_B: Int[Array, " B"]
+    stop_ids_BI: Int[Array, "B I"]
+    lists: TokenLists | None = None  # of the slots' state; None: nobody has any
     agreed: Needs | None = None  # None where nobody else launches: these rows alone say what is needed
+
+    @property
+    def is_penalised(self) -> Bool[Array, " B"]:
+        """Slots whose logits depend on how often each token stands in the text."""
+        return (self.presence_penalty_B != 0) | (self.frequency_penalty_B != 0) | (self.repetition_penalty_B != 1)
+
+    @property
+    def is_edited(self) -> Bool[Array, " B"]:
+        """Slots for which even greedy decoding looks at other logits than the model's own."""
+        return self.is_penalised | (self.min_tokens_B > 0) | (self.num_biases_B > 0) | (self.num_bad_words_B > 0)
 
     @property
     def needs(self) -> Needs:
         """What was agreed, or what these rows say."""
         if self.agreed is not None:
             return self.agreed
-        return Needs(samples=jnp.any(self.temperature_B > 0), logprobs=jnp.any(self.num_logprobs_B >= 0))
+        return Needs(
+            whole_logits=jnp.any((self.temperature_B > 0) | self.is_edited),
+            logprobs=jnp.any(self.num_logprobs_B >= 0),
+        )
+
+
+@struct.dataclass
+class TokenFacts:
+    """What each slot's text and lists say before a launch's drafts; zeros unless a slot of the launch edits logits."""
+
+    num_in_prompt_BV: Int[Array, "B V"]
+    num_written_BV: Int[Array, "B V"]  # after the prompt, up to the pending token
+    bias_BV: Float[Array, "B V"]
+    tail_BO: Int[Array, "B O"]  # the last tokens written, as many as a bad word may begin with; -2: none
 
 
 @struct.dataclass
@@ -99,6 +153,7 @@ class DecodeState:
     ]  # positions whose KV is final; the pending token sits here. Writers: commit, prefill
     pending_token: Int[Array, " B"]  # Writers: commit, prefill
     history_BS: Int[Array, "B S"]  # tokens by position, known through committed_len. Writers: commit, prefill
+    lists: TokenLists  # of the slots' requests. Writer: prefill
     finished: Bool[Array, " B"]  # a stop was emitted or the limit reached. Writers: commit, prefill
     carry: Any  # the proposer's own; shape fixed by the config, never by the bucket
 
@@ -114,10 +169,10 @@ class SlotView:
     num_positions: Int[Array, " B"]  # from committed_len on, that this launch may write; drafters of trees keep to it
     limit: Int[Array, " B"]
     page_table_BP: Int[Array, "B P"]
-    stop_ids_BI: Int[Array, "B I"]
     history_BS: Int[Array, "B S"]  # tokens by position, the pending one at committed_len included; no meaning past it
     sampling: SamplingRows
     noise_BWV: Float[Array, "B W V"]  # of the tokens at positions c+1..c+W (a tree: c+E); drafts and target share it
+    facts: TokenFacts  # of the text through position c
 
 
 @struct.dataclass
@@ -128,7 +183,6 @@ class StepInputs:
     draft_cap: Int[Array, " B"]
     limit: Int[Array, " B"]
     page_table_BP: Int[Array, "B P"]
-    stop_ids_BI: Int[Array, "B I"]
     sampling: SamplingRows
 
     @classmethod
@@ -148,13 +202,21 @@ class StepInputs:
             draft_cap=column(Column.DRAFT_CAP),
             limit=column(Column.LIMIT),
             page_table_BP=packed_BX[:, table_start:],
-            stop_ids_BI=packed_BX[:, len(Column) : table_start],
             sampling=SamplingRows(
                 key_B2=lax.bitcast_convert_type(keys, jnp.uint32),
                 temperature_B=float_column(Column.TEMPERATURE),
                 top_k_B=column(Column.TOP_K),
                 top_p_B=float_column(Column.TOP_P),
+                min_p_B=float_column(Column.MIN_P),
                 num_logprobs_B=column(Column.NUM_LOGPROBS),
+                prompt_len_B=column(Column.PROMPT_LEN),
+                min_tokens_B=column(Column.MIN_TOKENS),
+                presence_penalty_B=float_column(Column.PRESENCE_PENALTY),
+                frequency_penalty_B=float_column(Column.FREQUENCY_PENALTY),
+                repetition_penalty_B=float_column(Column.REPETITION_PENALTY),
+                num_biases_B=column(Column.NUM_BIASES),
+                num_bad_words_B=column(Column.NUM_BAD_WORDS),
+                stop_ids_BI=packed_BX[:, len(Column) : table_start],
                 agreed=agreed,
             ),
         )
@@ -171,14 +233,26 @@ class PrefillInputs:
     is_last: Bool[Array, " Y"]  # the chunk ends the prompt: a first token is drawn or resumed
     pending_token: Int[Array, " Y"]  # a resumed request's known pending token, else NO_TOKEN
     tokens_YT: Int[Array, "Y T"]  # the chunk, then the tokens after it that MTP layers look ahead to
-    inputs: StepInputs
+    lists: TokenLists
+    inputs: StepInputs  # its `sampling` knows the lists
 
     @classmethod
     def unpack(
-        cls, packed_YX: Int[Array, "Y X"], *, num_stop_ids: int, num_tokens: int, agreed: Needs | None = None
+        cls,
+        packed_YX: Int[Array, "Y X"],
+        *,
+        num_stop_ids: int,
+        list_sizes: ListSizes,
+        num_tokens: int,
+        agreed: Needs | None = None,
     ) -> "PrefillInputs":
         """Inverse of `engine.batch`'s packing; `num_tokens` is chunk + lookahead, the width of `tokens_YT`."""
-        step_end = packed_YX.shape[1] - num_tokens
+        tokens_start = packed_YX.shape[1] - num_tokens
+        step_end = tokens_start - list_sizes.num_columns
+        inputs = StepInputs.unpack(
+            packed_YX[:, len(PrefillColumn) : step_end], num_stop_ids=num_stop_ids, agreed=agreed
+        )
+        lists = TokenLists.unpack(packed_YX[:, step_end:tokens_start], list_sizes)
         fields = {column: packed_YX[:, column] for column in PrefillColumn}
         return cls(
             slot=fields[PrefillColumn.SLOT],
@@ -187,10 +261,9 @@ class PrefillInputs:
             num_known=fields[PrefillColumn.NUM_KNOWN],
             is_last=fields[PrefillColumn.IS_LAST] != 0,
             pending_token=fields[PrefillColumn.PENDING_TOKEN],
-            tokens_YT=packed_YX[:, step_end:],
-            inputs=StepInputs.unpack(
-                packed_YX[:, len(PrefillColumn) : step_end], num_stop_ids=num_stop_ids, agreed=agreed
-            ),
+            tokens_YT=packed_YX[:, tokens_start:],
+            lists=lists,
+            inputs=inputs.replace(sampling=inputs.sampling.replace(lists=lists)),  # type: ignore[attr-defined]
         )
 
 
@@ -223,6 +296,7 @@ class RowText:
     num_known: Int[Array, " B"]
     drafts_BK: Int[Array, "B K"]
     is_before_BWK: Bool[Array, "B W K"]
+    facts: TokenFacts  # of the history
 
 
 @struct.dataclass

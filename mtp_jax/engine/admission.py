@@ -4,18 +4,42 @@
 # What a user passes need not have the type it is annotated with; these checks are what says so.
 
 from mtp_jax.core.config import EngineConfig
+from mtp_jax.core.sampling_params import RequestLimits
 from mtp_jax.engine.pages import pages_for
 from mtp_jax.engine.requests import Request
 
 
 def problem_with(request: Request, config: EngineConfig, *, vocab_size: int) -> str | None:
     """The first reason to refuse the request, or None."""
-    problem = request.params.problem(
+    limits = RequestLimits(
         vocab_size=vocab_size,
         max_logprobs=min(config.max_logprobs, vocab_size),
         max_stop_token_ids=config.max_stop_token_ids - len(request.eos_token_ids),
+        lists=config.list_sizes,
     )
-    return problem or _bad_prompt(request, config, vocab_size) or _too_large(request, config)
+    return (
+        request.params.problem(limits)
+        or _not_one_sample(request)
+        or _no_token_left(request, vocab_size)
+        or _bad_prompt(request, config, vocab_size)
+        or _too_large(request, config)
+    )
+
+
+def _not_one_sample(request: Request) -> str | None:
+    num_samples = request.params.n
+    if request.params.prompt_logprobs is not None:
+        return f"prompt_logprobs={request.params.prompt_logprobs!r} is not available in this version; leave it at None."
+    return None if num_samples == 1 else f"n is {num_samples}, and a request to an engine is one sample; it must be 1."
+
+
+def _no_token_left(request: Request, vocab_size: int) -> str | None:
+    """Greedy or not, something must be left to write whatever the text: every ban counts, wherever it applies."""
+    params = request.params
+    banned = {word[-1] for word in params.bad_words or ()} | {*(request.stop_ids if params.min_tokens else ())}
+    if len(banned) < vocab_size:
+        return None
+    return f"bad_words and min_tokens would ban all {vocab_size} tokens of the vocabulary; leave one."
 
 
 def _bad_prompt(request: Request, config: EngineConfig, vocab_size: int) -> str | None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from mtp_jax.core.config import EngineConfig
+from mtp_jax.core.config import EngineConfig, SamplingParams
 from mtp_jax.core.layout import NO_LOGPROBS, NO_TOKEN, AgreedColumn, Column, PrefillColumn, VoteColumn
 from mtp_jax.core.shapes import Shape, StepShape
 from mtp_jax.engine.decisions import LaunchDecision, PrefillDecision, StepDecision
@@ -36,6 +36,7 @@ class BatchBuilder:
 
     def __init__(self, config: EngineConfig, placement: Placement, *, lookahead: int, is_voting: bool = False) -> None:
         self._num_stop_ids = config.max_stop_token_ids
+        self._list_sizes = config.list_sizes
         self._pages_per_slot = config.pages_per_slot
         self._placement = placement
         self._lookahead = lookahead
@@ -53,11 +54,11 @@ class BatchBuilder:
         num_shards = self._placement.num_local_shards
         if isinstance(shape, StepShape):
             packed_BX = np.zeros((num_shards * shape.slots, self.row_width + self._vote_width), np.int32)
-            packed_BX[:, Column.NUM_LOGPROBS] = NO_LOGPROBS
+            packed_BX[:, list(_IDLE)] = list(_IDLE.values())
             return packed_BX
-        width = len(PrefillColumn) + self.row_width + shape.chunk + self._lookahead
+        width = len(PrefillColumn) + self.row_width + self._list_sizes.num_columns + shape.chunk + self._lookahead
         packed_YX = np.zeros((num_shards, width + self._vote_width), np.int32)
-        packed_YX[:, len(PrefillColumn) + Column.NUM_LOGPROBS] = NO_LOGPROBS
+        packed_YX[:, [len(PrefillColumn) + column for column in _IDLE]] = list(_IDLE.values())
         return packed_YX
 
     def build(self, launch: LaunchDecision, tables: Sequence[SlotTable]) -> jax.Array:
@@ -95,7 +96,7 @@ class BatchBuilder:
     def _fill_prefill(
         self, packed_X: Int32[np.ndarray, " X"], decision: PrefillDecision, table: SlotTable, shard: int
     ) -> None:
-        """The chunk's facts, the slot's row, the chunk's tokens and those after it that drafting looks at."""
+        """The chunk's facts, the slot's row and lists, the chunk's tokens and those after it that drafting looks at."""
         slot = table.find(decision.slot, decision.admission)
         if slot is None:
             return
@@ -111,8 +112,10 @@ class BatchBuilder:
         row_start = len(PrefillColumn)
         packed_X[row_start : row_start + self.row_width] = self._row(slot, shard)
         packed_X[row_start + Column.LIVE] = 1
+        list_start = row_start + self.row_width
+        token_start = list_start + self._list_sizes.num_columns
+        self._fill_lists(packed_X[list_start:token_start], slot.state.request.params)
         tokens = slot.prompt[decision.start : decision.start + decision.num_tokens + self._lookahead]
-        token_start = row_start + self.row_width
         packed_X[token_start : token_start + len(tokens)] = tokens
 
     def _row(self, slot: Slot, shard: int) -> Int32[np.ndarray, " X"]:
@@ -122,22 +125,53 @@ class BatchBuilder:
             self._rows[shard, slot.index] = cached
         return cached.row_X
 
+    def _fill_lists(self, packed_X: Int32[np.ndarray, " X"], params: SamplingParams) -> None:
+        sizes, bias = self._list_sizes, params.logit_bias or {}
+        packed_X[: len(bias)] = list(bias)
+        packed_X[sizes.num_biases : sizes.num_biases + len(bias)] = _float_bits(list(bias.values()))
+        words_MO = packed_X[2 * sizes.num_biases :].reshape(sizes.num_bad_words, sizes.bad_word_len)
+        words_MO[:] = NO_TOKEN
+        for room_O, word in zip(words_MO, params.bad_words or (), strict=False):
+            room_O[-len(word) :] = word
+
     def _fresh_row(self, slot: Slot) -> Int32[np.ndarray, " X"]:
         request = slot.state.request
         params = request.params
         row_X = np.zeros((self.row_width,), np.int32)
-        row_X[Column.LIMIT] = slot.state.limit
+        integers = {
+            Column.LIMIT: slot.state.limit,
+            Column.TOP_K: min(params.top_k, _LARGEST),
+            Column.NUM_LOGPROBS: NO_LOGPROBS if params.logprobs is None else params.logprobs,
+            Column.PROMPT_LEN: len(request.prompt),
+            Column.MIN_TOKENS: min(params.min_tokens, _LARGEST),
+            Column.NUM_BIASES: len(params.logit_bias or ()),
+            Column.NUM_BAD_WORDS: len(params.bad_words or ()),
+        }
+        floats = {
+            Column.TEMPERATURE: params.temperature,
+            Column.TOP_P: params.top_p,
+            Column.MIN_P: params.min_p,
+            Column.PRESENCE_PENALTY: params.presence_penalty,
+            Column.FREQUENCY_PENALTY: params.frequency_penalty,
+            Column.REPETITION_PENALTY: params.repetition_penalty,
+        }
+        row_X[list(integers)] = list(integers.values())
+        row_X[list(floats)] = _float_bits(list(floats.values()))
         row_X[[Column.KEY_HIGH, Column.KEY_LOW]] = np.array(
             [request.seed >> 32, request.seed & 0xFFFFFFFF], np.uint32
         ).view(np.int32)
-        row_X[[Column.TEMPERATURE, Column.TOP_P]] = np.array([params.temperature, params.top_p], np.float32).view(
-            np.int32
-        )
-        row_X[Column.TOP_K] = min(params.top_k, 2**31 - 1)
-        row_X[Column.NUM_LOGPROBS] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         stop_start = len(Column)
         row_X[stop_start : stop_start + self._num_stop_ids] = NO_TOKEN
         row_X[stop_start : stop_start + len(request.stop_ids)] = request.stop_ids
         table_start = stop_start + self._num_stop_ids
         row_X[table_start : table_start + len(slot.pages)] = slot.pages
         return row_X
+
+
+def _float_bits(values: Sequence[float]) -> Int32[np.ndarray, " X"]:
+    return np.array(values, np.float32).view(np.int32)
+
+
+_LARGEST = 2**31 - 1
+_IDLE = {Column.NUM_LOGPROBS: NO_LOGPROBS, Column.REPETITION_PENALTY: int(_float_bits([1.0])[0])}
+"""Columns of a row in which nobody takes part, where they are not 0: it must need nothing."""

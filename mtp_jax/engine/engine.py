@@ -69,6 +69,7 @@ class Engine:
             rule=rule_of(speculative),
             attention_backend=self.config.attention_backend,
             num_stop_ids=self.config.max_stop_token_ids,
+            list_sizes=self.config.list_sizes,
             max_logprobs=self.config.max_logprobs,
             topology=self.config.topology,
             parallel=placement.parallel,

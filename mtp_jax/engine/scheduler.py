@@ -130,10 +130,10 @@ class Scheduler:
         """
         decoding, prefilling = self._decoding(), self._prefilling()
         to_decode = decoding if num_ahead == 0 else [*decoding, *prefilling]
-        params = [slot.state.request.params for slot in self.slots]
+        each = [Needs.of(slot.state.request.params) for slot in self.slots]
         needs = {
-            "samples": any(one.temperature > 0 for one in params),
-            "logprobs": any(one.logprobs is not None for one in params),
+            "whole_logits": any(one.whole_logits for one in each),
+            "logprobs": any(one.logprobs for one in each),
         }
         if not to_decode:
             return Wish(self.has_work, chunk=self._next_chunk(num_prefills_coming), **needs)

@@ -29,7 +29,7 @@ class Wish:
     draft_len: int | None = None  # None: abstains, having nothing to decode
     useful_drafts: int = 0  # the most drafts that some slot could still use
     num_decoding: int = 0  # slots to decode: the largest shard's batch, once agreed
-    samples: bool = False  # some slot draws its tokens at a temperature above 0
+    whole_logits: bool = False  # some slot's tokens are not simply the most likely ones
     logprobs: bool = False  # some slot wants log-probabilities
 
     def columns(self) -> list[int]:
@@ -46,7 +46,7 @@ class Wish:
             VoteColumn.FEWER_DRAFTS: _ABSTENTION if self.draft_len is None else -self.draft_len,
             VoteColumn.USEFUL_DRAFTS: self.useful_drafts,
             VoteColumn.NUM_DECODING: self.num_decoding,
-            VoteColumn.SAMPLES: int(self.samples),
+            VoteColumn.WHOLE_LOGITS: int(self.whole_logits),
             VoteColumn.LOGPROBS: int(self.logprobs),
         }
         return [by_column[column] for column in VoteColumn]
@@ -62,7 +62,7 @@ class Wish:
             draft_len=None if fewer_drafts == _ABSTENTION else -fewer_drafts,
             useful_drafts=columns[VoteColumn.USEFUL_DRAFTS],
             num_decoding=columns[VoteColumn.NUM_DECODING],
-            samples=bool(columns[VoteColumn.SAMPLES]),
+            whole_logits=bool(columns[VoteColumn.WHOLE_LOGITS]),
             logprobs=bool(columns[VoteColumn.LOGPROBS]),
         )
 
@@ -71,16 +71,25 @@ class Wish:
 class Needs:
     """What a launch's programs compute beside greedy tokens. A slot that needs more sits out until it is agreed."""
 
-    samples: bool = True
+    whole_logits: bool = True
     logprobs: bool = True
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "Needs":
+        """What one request needs."""
+        return cls(
+            whole_logits=params.temperature > 0 or params.edits_logits,
+            logprobs=params.logprobs is not None,
+        )
 
     def allow(self, params: SamplingParams) -> bool:
         """Whether a request with these parameters may take part."""
-        return (self.samples or params.temperature == 0) and (self.logprobs or params.logprobs is None)
+        needed = Needs.of(params)
+        return self.whole_logits >= needed.whole_logits and self.logprobs >= needed.logprobs
 
     def columns(self) -> list[int]:
         """As a launch carries them."""
-        by_column = {AgreedColumn.SAMPLES: int(self.samples), AgreedColumn.LOGPROBS: int(self.logprobs)}
+        by_column = {AgreedColumn.WHOLE_LOGITS: int(self.whole_logits), AgreedColumn.LOGPROBS: int(self.logprobs)}
         return [by_column[column] for column in AgreedColumn]
 
 

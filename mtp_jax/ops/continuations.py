@@ -39,7 +39,7 @@ def likeliest_tokens(
     def greedy() -> tuple[Array, Array]:
         return likeliest_greedy_tokens(logits_BWV, num_tokens, parallel, ids_N)
 
-    return lax.cond(rows.needs.samples, sampled, greedy)
+    return lax.cond(rows.needs.whole_logits, sampled, greedy)
 
 
 def likeliest_greedy_tokens(

@@ -1,4 +1,4 @@
-"""Filters of sampled decoding: temperature, top-k, top-p; thresholds are searched for, nothing is sorted."""
+"""Filters of sampled decoding: temperature, min-p, top-k, top-p; thresholds are searched for, nothing is sorted."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,15 @@ from mtp_jax.core.types import SamplingRows
 
 
 def filter_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array, "B W V"]:
-    """Logits after temperature, then top-k, then top-p (vLLM's order); what is filtered out is -inf.
+    """Logits after temperature, min-p, top-k, top-p, in this order (vLLM's); what is filtered out is -inf.
 
-    Entries equal to the last one kept are kept too. Greedy rows (temperature 0) pass unscaled. The largest logit is
-    subtracted first, so that no temperature can overflow.
+    min-p keeps what is at least that many times as likely as the most likely token. Entries equal to the last one kept
+    are kept too. Greedy rows (temperature 0) pass unscaled. The largest logit is subtracted first, so that no
+    temperature can overflow.
     """
     temperature = jnp.where(rows.temperature_B > 0, rows.temperature_B, 1.0)[:, None, None]
     scaled = (logits_BWV - jnp.max(logits_BWV, axis=-1, keepdims=True)) / temperature
+    scaled = jnp.where(scaled >= jnp.log(rows.min_p_B)[:, None, None], scaled, -jnp.inf)
     wants_filter = (rows.temperature_B > 0) & ((rows.top_k_B > 0) | (rows.top_p_B < 1.0))
     return lax.cond(jnp.any(wants_filter), lambda: _filter(scaled, rows), lambda: scaled)
 

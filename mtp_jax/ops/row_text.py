@@ -28,4 +28,4 @@ def text_after(slots: SlotView, drafts_BK: Int[Array, "B K"]) -> RowText:
 
 def text_of(slots: SlotView, drafts_BK: Int[Array, "B K"], is_before_BWK: Bool[Array, "B W K"]) -> RowText:
     """Rows that speak after the pending token and those of the drafts that the mask names."""
-    return RowText(slots.history_BS, slots.committed_len + 1, drafts_BK, is_before_BWK)
+    return RowText(slots.history_BS, slots.committed_len + 1, drafts_BK, is_before_BWK, slots.facts)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from mtp_jax.core.types import Logprobs, RowText, SamplingRows
 from mtp_jax.ops.filters import filter_logits
+from mtp_jax.ops.penalties import edit_logits
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from mtp_jax.ops.trees import depths, rows_of_path
 
@@ -114,15 +115,16 @@ def noise_of_rows(
 def law_logits(
     whole_BWV: Float[Array, "B W V"],
     rows: SamplingRows,
-    text: RowText,  # noqa: ARG001  penalties will look at it
+    text: RowText,
 ) -> Float[Array, "B W V"]:
     """The law of each row's token, as logits: what the request asked for, applied to the target's whole raw logits.
 
-    A sampled row's token follows their softmax (-inf: filtered out); a greedy row's is their argmax, and they are not
-    scaled then. No collectives: on a mesh these are a data shard's own slots with the whole vocabulary.
+    A sampled row's token follows their softmax (-inf: banned or filtered out); a greedy row's is their argmax, and they
+    are not scaled then. No collectives: on a mesh these are a data shard's own slots with the whole vocabulary.
     """
+    edited_BWV = edit_logits(whole_BWV, rows, text)
     is_sampled_B11 = rows.temperature_B[:, None, None] > 0
-    return jnp.where(is_sampled_B11, filter_logits(whole_BWV, rows), whole_BWV)
+    return jnp.where(is_sampled_B11, filter_logits(edited_BWV, rows), edited_BWV)
 
 
 def choose_tokens(
@@ -139,16 +141,16 @@ def choose_tokens(
     a vocabulary of its own; the tokens returned are always the target's.
 
     On a mesh the logits are those of all data shards' slots over this device's part of the vocabulary; the tokens those
-    of this data shard. Greedy rows take the argmax, ties to the lowest id, whatever else is in the batch.
+    of this data shard. Greedy rows take the argmax of their law, ties to the lowest id, whatever else is in the batch.
     """
 
-    def sampled() -> Array:
+    def chosen() -> Array:
         whole_BWV = parallel.whole_logits(logits_BWV)
         if ids_N is not None:
             whole_BWV = over_target_vocab(whole_BWV, ids_N, noise_BWV.shape[-1])
         return tokens_of_law(law_logits(whole_BWV, rows, text), noise_BWV, rows)
 
-    return lax.cond(rows.needs.samples, sampled, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
+    return lax.cond(rows.needs.whole_logits, chosen, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
 
 
 def tokens_of_law(

@@ -77,4 +77,4 @@ def _drawn(
         draft_B1 = choose_tokens(logits_B1V, slots.noise_BWV[:, :1], rows, text, parallel, ids_N)
         return draft_B1, (draft_B1[..., None] == ids_V[None, None, :]).astype(jnp.float32)
 
-    return lax.cond(rows.needs.samples, sampled, greedy)
+    return lax.cond(rows.needs.whole_logits, sampled, greedy)

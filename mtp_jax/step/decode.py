@@ -22,6 +22,7 @@ from mtp_jax.core.types import (
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import BoundModel, Rows, TreeRows
 from mtp_jax.ops.kv_cache import compact_kv, row_positions
+from mtp_jax.ops.penalties import token_facts
 from mtp_jax.ops.sampling import target_noise, token_logprobs
 from mtp_jax.ops.trees import ancestor_bits, depths, rows_of_path
 from mtp_jax.step.commit import count_emitted, last_emitted, step_outputs, with_tokens
@@ -70,6 +71,7 @@ def decode_step(
         committed_len=with_slot_prefix(state.committed_len, outputs.committed_len),
         history_BS=with_tokens(state.history_BS, slots.committed_len + 1, accepted.tokens_BE, num_emitted),
         pending_token=with_slot_prefix(state.pending_token, last_emitted(accepted, num_emitted, slots.pending_token)),
+        lists=state.lists,
         finished=with_slot_prefix(state.finished, state.finished[: shape.slots] | finished),
         carry=with_slot_prefix(state.carry, carry),
     )
@@ -88,6 +90,8 @@ def view_slots(
     live = inputs.live & ~state.finished[: shape.slots]
     room = jnp.maximum(inputs.limit - committed_len, 1)
     cap = jnp.minimum(jnp.minimum(inputs.draft_cap, topology.num_drafts(shape.draft_len)), room - 1)
+    history_BS = state.history_BS[: shape.slots]
+    sampling = replace(inputs.sampling, lists=slot_prefix(state.lists, shape.slots))
     return SlotView(
         committed_len=committed_len,
         pending_token=state.pending_token[: shape.slots],
@@ -96,10 +100,10 @@ def view_slots(
         num_positions=jnp.where(live, jnp.minimum(_num_reserved(inputs.draft_cap, shape.draft_len, topology), room), 0),
         limit=inputs.limit,
         page_table_BP=inputs.page_table_BP,
-        stop_ids_BI=inputs.stop_ids_BI,
-        history_BS=state.history_BS[: shape.slots],
-        sampling=inputs.sampling,
-        noise_BWV=target_noise(inputs.sampling, row_positions(committed_len + 1, shape.draft_len + 1), vocab_size),
+        history_BS=history_BS,
+        sampling=sampling,
+        noise_BWV=target_noise(sampling, row_positions(committed_len + 1, shape.draft_len + 1), vocab_size),
+        facts=token_facts(sampling, history_BS, committed_len + 1, vocab_size),
     )
 
 

@@ -11,6 +11,7 @@ from mtp_jax.core.shapes import PrefillShape
 from mtp_jax.core.types import Accepted, DecodeState, Drafts, Needs, PrefillInputs, SlotView, StepOutputs
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import Rows
+from mtp_jax.ops.penalties import token_facts
 from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import choose_tokens, target_noise, token_logprobs
 from mtp_jax.proposers.api import PrefillChunk
@@ -33,7 +34,13 @@ def prefill_step(
     `state` is donated. Rows with no tokens (`num_tokens` 0) are padding and change nothing.
     """
     num_tokens = shape.chunk + program.proposer.lookahead
-    prompt = PrefillInputs.unpack(packed_YX, num_stop_ids=program.num_stop_ids, num_tokens=num_tokens, agreed=agreed)
+    prompt = PrefillInputs.unpack(
+        packed_YX,
+        num_stop_ids=program.num_stop_ids,
+        list_sizes=program.list_sizes,
+        num_tokens=num_tokens,
+        agreed=agreed,
+    )
     model = program.bind(weights)
     live = prompt.inputs.live
     row = jnp.arange(shape.chunk, dtype=jnp.int32)[None, :]
@@ -61,6 +68,8 @@ def prefill_step(
     is_resumed = prompt.pending_token != NO_TOKEN
     is_last = live & prompt.is_last
     history_BS = with_tokens(state.history_BS, prompt.start, prompt.tokens_YT, prompt.num_tokens, slot)
+    history_YS = history_BS.at[slot].get(mode="clip")
+    sampling, vocab_size = prompt.inputs.sampling, program.family.vocab_size
     # The first token obeys the same rules as any other: seen from position end - 1, it is a step of one.
     slots = SlotView(
         committed_len=end - 1,
@@ -70,10 +79,10 @@ def prefill_step(
         num_positions=jnp.ones_like(end),
         limit=prompt.inputs.limit,
         page_table_BP=prompt.inputs.page_table_BP,
-        stop_ids_BI=prompt.inputs.stop_ids_BI,
-        history_BS=history_BS.at[slot].get(mode="clip"),
-        sampling=prompt.inputs.sampling,
-        noise_BWV=target_noise(prompt.inputs.sampling, end[:, None], program.family.vocab_size),
+        history_BS=history_YS,
+        sampling=sampling,
+        noise_BWV=target_noise(sampling, end[:, None], vocab_size),
+        facts=token_facts(sampling, history_YS, end, vocab_size),
     )
     no_drafts = Drafts(tokens_BK=jnp.zeros((end.shape[0], 0), jnp.int32))
     text = texts_of_rows(slots, no_drafts)
@@ -94,6 +103,7 @@ def prefill_step(
         committed_len=state.committed_len.at[slot].set(end, mode="drop"),
         history_BS=with_tokens(history_BS, end, pending[:, None], is_last.astype(jnp.int32), slot),
         pending_token=state.pending_token.at[slot].set(pending, mode="drop"),
+        lists=jax.tree.map(lambda full, part: full.at[slot].set(part, mode="drop"), state.lists, prompt.lists),
         finished=state.finished.at[slot].set(jnp.where(is_last, finished, True), mode="drop"),
         carry=jax.tree.map(lambda full, part: full.at[slot].set(part, mode="drop"), state.carry, carry),
     )

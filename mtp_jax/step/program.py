@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.core.config import EngineConfig
+from mtp_jax.core.layout import NO_TOKEN, ListSizes
 from mtp_jax.core.topology import CHAIN, Topology
-from mtp_jax.core.types import DecodeState, KVSpec, LayerKV
+from mtp_jax.core.types import DecodeState, KVSpec, LayerKV, TokenLists
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.bound import BoundModel
 from mtp_jax.ops.kv_cache import init_kv, stored_specs
@@ -28,6 +29,7 @@ class StepProgram:
     rule: AcceptanceRule
     attention_backend: str
     num_stop_ids: int
+    list_sizes: ListSizes
     max_logprobs: int
     topology: Topology = CHAIN
     parallel: Parallel = NO_PARALLEL
@@ -56,10 +58,19 @@ def init_state(program: StepProgram, config: EngineConfig, dtype: jnp.dtype) -> 
         committed_len=jnp.zeros((num_slots,), jnp.int32),
         pending_token=jnp.zeros((num_slots,), jnp.int32),
         history_BS=jnp.zeros((num_slots, config.max_model_len), jnp.int32),
+        lists=_no_lists(num_slots, program.list_sizes),
         finished=jnp.ones((num_slots,), bool),
         carry=program.proposer.init_carry(
             program.family, num_slots=num_slots, max_draft_len=config.max_draft_len, dtype=dtype
         ),
+    )
+
+
+def _no_lists(num_slots: int, sizes: ListSizes) -> TokenLists:
+    return TokenLists(
+        bias_ids_BA=jnp.zeros((num_slots, sizes.num_biases), jnp.int32),
+        biases_BA=jnp.zeros((num_slots, sizes.num_biases), jnp.float32),
+        bad_words_BMO=jnp.full((num_slots, sizes.num_bad_words, sizes.bad_word_len), NO_TOKEN, jnp.int32),
     )
 
 
@@ -80,6 +91,7 @@ def state_specs(program: StepProgram, config: EngineConfig, dtype: jnp.dtype, ru
         committed_len=slots,  # type: ignore[arg-type]
         pending_token=slots,  # type: ignore[arg-type]
         history_BS=slots,  # type: ignore[arg-type]
+        lists=jax.tree.map(lambda _: slots, shapes.lists),
         finished=slots,  # type: ignore[arg-type]
         carry=jax.tree.map(lambda _: slots, shapes.carry),
     )

@@ -41,5 +41,5 @@ def _split(packed_BX: Int[Array, "B X"]) -> tuple[Int[Array, "B Y"], Needs, Int[
     """The slots' columns, what the launch needs, and the shard's wish."""
     num_slot_columns = packed_BX.shape[1] - len(AgreedColumn) - len(VoteColumn)
     agreed_A, wish_V = jnp.split(packed_BX[0, num_slot_columns:], [len(AgreedColumn)])
-    needs = Needs(samples=agreed_A[AgreedColumn.SAMPLES] != 0, logprobs=agreed_A[AgreedColumn.LOGPROBS] != 0)
+    needs = Needs(whole_logits=agreed_A[AgreedColumn.WHOLE_LOGITS] != 0, logprobs=agreed_A[AgreedColumn.LOGPROBS] != 0)
     return packed_BX[:, :num_slot_columns], needs, wish_V

@@ -22,7 +22,7 @@ Say you wrote a decoder that drafts, over the toy model here to keep it short. O
 >>> family = ToyFamily()
 >>> def my_engine(request, draft_len, max_model_len=48):
 ...     def target(text):
-...         return plain_token(family.plain_logits(text), request.params, None)
+...         return plain_token(family.plain_logits(text), request, text)
 ...
 ...     limit = min(len(request.prompt) + request.params.max_tokens, max_model_len) - 1
 ...     text, records = [*request.prompt, target(request.prompt)], []

@@ -2,10 +2,11 @@
 
 Nothing here knows of slots, pages, drafts or steps. The text after a prompt is defined by a function from tokens to
 next-token logits, by the request's sampling parameters, and by the request's noise (`ops.sampling.gumbel_noise` of its
-seed). Filters are written out by sorting, in numpy, apart from the engine's own.
+seed). What edits and filters logits is written out in numpy, by counting and sorting, apart from the engine's own.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,8 +49,7 @@ def plain_decode(next_logits: NextLogits, request: Request, *, max_model_len: in
     text, logprobs = list(request.prompt), []
     for _ in range(num_tokens):
         logits_V = next_logits(text)
-        noise_V = target_noise_at(request.seed, len(text), len(logits_V)) if params.temperature > 0 else None
-        token = plain_token(logits_V, params, noise_V)
+        token = plain_token(logits_V, request, text)
         text.append(token)
         logprobs.append(float(log_softmax(logits_V)[token]))
         if token in request.stop_ids:
@@ -64,13 +64,16 @@ def plain_decode(next_logits: NextLogits, request: Request, *, max_model_len: in
     )
 
 
-def plain_token(
-    logits_V: Float[np.ndarray, " V"], params: SamplingParams, noise_V: Float[np.ndarray, " V"] | None
-) -> int:
-    """The next token: at temperature 0 the most likely (lowest id of equals), else argmax(filtered logits + noise)."""
-    if noise_V is None:
-        return int(np.argmax(logits_V))
-    return int(np.argmax(filtered_logits(logits_V, params) + noise_V))
+def plain_token(logits_V: Float[np.ndarray, " V"], request: Request, text: Sequence[int]) -> int:
+    """The request's token after `text`, which begins with its prompt.
+
+    At temperature 0 the most likely by the edited logits (lowest id of equals), else argmax(filtered logits + noise).
+    """
+    edited_V = edited_logits(logits_V, request, text)
+    if request.params.temperature == 0:
+        return int(np.argmax(edited_V))
+    noise_V = target_noise_at(request.seed, len(text), len(logits_V))
+    return int(np.argmax(filtered_logits(edited_V, request.params) + noise_V))
 
 
 def plain_drafts(
@@ -83,9 +86,7 @@ def plain_drafts(
     longer = list(text)
     for _ in range(num_drafts):
         logits_V = draft_logits(longer)
-        is_drawn = is_coupled and request.params.temperature > 0
-        noise_V = target_noise_at(request.seed, len(longer), len(logits_V)) if is_drawn else None
-        longer.append(plain_token(logits_V, request.params, noise_V))
+        longer.append(plain_token(logits_V, request, longer) if is_coupled else int(np.argmax(logits_V)))
     return tuple(longer[len(text) :])
 
 
@@ -112,13 +113,43 @@ def plain_lookup(text: Sequence[int], num_drafts: int, max_match: int) -> tuple[
     return tuple(longer[len(text) :]), best_len
 
 
+def edited_logits(logits_V: Float[np.ndarray, " V"], request: Request, text: Sequence[int]) -> Float[np.ndarray, " V"]:
+    """Logits after bad words, min_tokens, logit bias and penalties, for the token after `text`; banned: -inf.
+
+    Frequency and presence penalty, bad words and min_tokens look at what was written, the repetition penalty at the
+    prompt as well.
+
+    >>> request = Request("a", (0,), SamplingParams(repetition_penalty=2.0, presence_penalty=0.5), seed=0)
+    >>> edited_logits(np.array([8.0, 4.0, -4.0, 1.0]), request, [0, 1, 2, 2]).tolist()
+    [4.0, 1.5, -8.5, 1.0]
+    """
+    params, written = request.params, list(text[len(request.prompt) :])
+    edited_V = logits_V.astype(np.float32)
+    for *beginning, last in params.bad_words or ():
+        if written[max(len(written) - len(beginning), 0) :] == list(beginning):
+            edited_V[last] = -np.inf  # type: ignore[call-overload]
+    if len(written) < params.min_tokens:
+        edited_V[list(request.stop_ids)] = -np.inf
+    for token, bias in (params.logit_bias or {}).items():
+        edited_V[token] += np.float32(bias)
+    repetition = np.float32(params.repetition_penalty)
+    for token in set(text):
+        edited_V[token] *= 1 / repetition if edited_V[token] > 0 else repetition
+    for token, count in Counter(written).items():
+        edited_V[token] -= np.float32(params.frequency_penalty) * np.float32(count)
+        edited_V[token] -= np.float32(params.presence_penalty)
+    return edited_V
+
+
 def filtered_logits(logits_V: Float[np.ndarray, " V"], params: SamplingParams) -> Float[np.ndarray, " V"]:
-    """Logits over temperature, then top-k, then top-p; -inf where filtered out. What equals the last kept stays too.
+    """Logits over temperature, then min-p, top-k, top-p; -inf where filtered out. What equals the last kept stays too.
 
     >>> filtered_logits(np.array([1.0, 3.0, 2.0]), SamplingParams(top_k=2)).tolist()
     [-inf, 0.0, -1.0]
     """
     scaled_V = (logits_V.astype(np.float32) - logits_V.max().astype(np.float32)) / np.float32(params.temperature)
+    if params.min_p > 0:
+        scaled_V = np.where(scaled_V >= np.log(np.float32(params.min_p)), scaled_V, -np.inf)
     if params.top_k > 0:
         kth_largest = np.sort(scaled_V)[-min(params.top_k, len(scaled_V))]
         scaled_V = np.where(scaled_V >= kth_largest, scaled_V, -np.inf)

@@ -4,6 +4,7 @@ Needs `hypothesis` (in the `test` extra); nothing else in `mtp_jax.testing` does
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -33,14 +34,39 @@ def prompts_near_limit(draw: st.DrawFn, vocab_size: int, *, max_model_len: int, 
 def sampling_params(
     draw: st.DrawFn, vocab_size: int, *, max_tokens: int, num_stop_ids: int = 2, temperatures: Sequence[float] = ()
 ) -> SamplingParams:
-    """Greedy and sampled, with and without filters and stop ids. `temperatures` restricts the choice."""
+    """Greedy and sampled, with and without filters, stop ids and edits. `temperatures` restricts the choice.
+
+    About one in three edits logits: with penalties (of few binary digits, so that no order of rounding matters),
+    biases, bad words or tokens to write at least.
+    """
     temperature = draw(st.sampled_from(tuple(temperatures) or (0.0, 0.3, 1.0, 2.5)))
+    edits = draw(st.one_of(st.just({}), st.just({}), logit_edits(vocab_size, max_min_tokens=max_tokens)))
+    max_tokens = draw(st.integers(max(1, edits.get("min_tokens", 0)), max_tokens))
     return SamplingParams(
+        **edits,
         temperature=temperature,
+        min_p=draw(st.sampled_from((0.0, 0.0, 0.02, 0.4, 1.0))),
         top_k=draw(st.sampled_from((0, 0, 1, 2, 5, vocab_size, 10 * vocab_size))),
         top_p=draw(st.sampled_from((1.0, 1.0, 0.3, 0.77, 0.999))),
-        max_tokens=draw(st.integers(1, max_tokens)),
+        max_tokens=max_tokens,
         stop_token_ids=draw(st.lists(st.integers(0, vocab_size - 1), max_size=num_stop_ids).map(tuple)),
+    )
+
+
+def logit_edits(vocab_size: int, *, max_min_tokens: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Parameters that edit logits, each there or not. Never do they ban every token."""
+    tokens = st.integers(0, vocab_size - 1)
+    words = st.lists(tokens, min_size=1, max_size=3).map(tuple)
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "presence_penalty": st.sampled_from((0.5, 2.0, -1.0)),
+            "frequency_penalty": st.sampled_from((0.25, 1.5, -0.5)),
+            "repetition_penalty": st.sampled_from((1.25, 2.0, 0.5)),
+            "logit_bias": st.dictionaries(tokens, st.sampled_from((-100.0, -2.0, 3.0, 6.0)), max_size=4),
+            "bad_words": st.lists(words, max_size=max(vocab_size // 2 - 3, 0)).map(tuple),
+            "min_tokens": st.integers(0, max_min_tokens),
+        },
     )
 
 

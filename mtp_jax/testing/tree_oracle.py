@@ -16,7 +16,7 @@ from jaxtyping import Float
 from mtp_jax.core.topology import Tree
 from mtp_jax.engine.requests import Request
 from mtp_jax.testing.checks import CheckFailed
-from mtp_jax.testing.oracle import NextLogits, filtered_logits, log_softmax, target_noise_at
+from mtp_jax.testing.oracle import NextLogits, edited_logits, filtered_logits, log_softmax, target_noise_at
 
 _TOLERANCE = 1e-3  # of a log score: a sum of a few logarithms in single precision
 
@@ -80,15 +80,14 @@ def _children(
     draft_logits: NextLogits, request: Request, text: Sequence[int], node: ScoredNode, shape: Tree, is_coupled: bool
 ) -> list[ScoredNode]:
     so_far = [*text, *node.path]
-    scores_V = _scores(draft_logits(so_far), request, len(so_far), is_coupled)
+    scores_V = _scores(draft_logits(so_far), request, so_far) if is_coupled else draft_logits(so_far)
     chances_V = log_softmax(scores_V)
     likeliest = np.argsort(-scores_V, kind="stable")[: shape.topk]
     return [ScoredNode((*node.path, int(x)), node.log_score + float(chances_V[x])) for x in likeliest]
 
 
-def _scores(
-    logits_V: Float[np.ndarray, " V"], request: Request, position: int, is_coupled: bool
-) -> Float[np.ndarray, " V"]:
-    if request.params.temperature == 0 or not is_coupled:
-        return logits_V
-    return filtered_logits(logits_V, request.params) + target_noise_at(request.seed, position, len(logits_V))
+def _scores(logits_V: Float[np.ndarray, " V"], request: Request, text: Sequence[int]) -> Float[np.ndarray, " V"]:
+    edited_V = edited_logits(logits_V, request, text)
+    if request.params.temperature == 0:
+        return edited_V
+    return filtered_logits(edited_V, request.params) + target_noise_at(request.seed, len(text), len(logits_V))

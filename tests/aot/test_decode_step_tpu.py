@@ -41,6 +41,7 @@ def test_a_step_of_the_bundled_model_keeps_one_page_pool(shape: StepShape | Pref
         rule=Match(),
         attention_backend=config.attention_backend,
         num_stop_ids=config.max_stop_token_ids,
+        list_sizes=config.list_sizes,
         max_logprobs=config.max_logprobs,
     )
     dtype = jnp.dtype("bfloat16")

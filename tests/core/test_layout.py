@@ -18,7 +18,15 @@ from mtp_jax.engine.requests import Request, RequestState
 from mtp_jax.engine.slots import SlotTable
 from mtp_jax.ops.placement import Placement
 
-CONFIG = EngineConfig(max_model_len=32, max_num_seqs=4, cache=CacheConfig(page_size=4), max_stop_token_ids=3)
+CONFIG = EngineConfig(
+    max_model_len=32,
+    max_num_seqs=4,
+    cache=CacheConfig(page_size=4),
+    max_stop_token_ids=3,
+    max_logit_bias=2,
+    max_bad_words=3,
+    max_bad_word_len=4,
+)
 LOOKAHEAD = 2
 
 all_params = st.builds(
@@ -26,6 +34,13 @@ all_params = st.builds(
     temperature=st.sampled_from((0.0, 0.7, 2.0**-126, 3e38)),
     top_k=st.sampled_from((0, 5, 2**40)),
     top_p=st.sampled_from((1.0, 0.1)),
+    min_p=st.sampled_from((0.0, 0.1)),
+    min_tokens=st.sampled_from((0, 3, 2**40)),
+    presence_penalty=st.sampled_from((0.0, -1.5)),
+    frequency_penalty=st.sampled_from((0.0, 2)),
+    repetition_penalty=st.sampled_from((1.0, 1.3)),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 9), st.sampled_from((-1.5, 3e38, 7)), max_size=2),
+    bad_words=st.none() | st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=3),
     logprobs=st.sampled_from((None, 0, 2)),
     stop_token_ids=st.lists(st.integers(0, 9), max_size=2, unique=True),
     max_tokens=st.integers(1, 50),
@@ -66,14 +81,17 @@ def test_decode_inputs_arrive_as_they_were_decided(
         for slot in seated:
             i, request = slot.index, slot.state.request
             if not takes_part[i]:
-                assert not np.asarray(packed[i]).any() or inputs.sampling.num_logprobs_B[i] == NO_LOGPROBS
+                assert not bool(inputs.sampling.is_edited[i])
+                assert inputs.sampling.num_logprobs_B[i] == NO_LOGPROBS
+                assert inputs.sampling.temperature_B[i] == 0
+                assert not inputs.page_table_BP[i].any()
                 continue
             assert int(inputs.draft_cap[i]) == i
             assert int(inputs.limit[i]) == slot.state.limit
             assert inputs.page_table_BP[i].tolist() == slot.pages + [0] * (8 - i)
             stops = list(request.stop_ids)
-            assert inputs.stop_ids_BI[i].tolist() == stops + [NO_TOKEN] * (3 - len(stops))
             sampling = inputs.sampling
+            assert sampling.stop_ids_BI[i].tolist() == stops + [NO_TOKEN] * (3 - len(stops))
             high, low = (int(half) for half in sampling.key_B2[i])
             assert (high << 32) + low == seeds[i]
             assert np.float32(sampling.temperature_B[i]) == np.float32(params[i].temperature)
@@ -82,6 +100,12 @@ def test_decode_inputs_arrive_as_they_were_decided(
             assert int(sampling.num_logprobs_B[i]) == (
                 NO_LOGPROBS if params[i].logprobs is None else params[i].logprobs
             )
+            for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+                assert np.float32(getattr(sampling, f"{name}_B")[i]) == np.float32(getattr(params[i], name)), name
+            assert int(sampling.prompt_len_B[i]) == 2
+            assert int(sampling.min_tokens_B[i]) == min(params[i].min_tokens, 2**31 - 1)
+            assert int(sampling.num_biases_B[i]) == len(params[i].logit_bias or {})
+            assert int(sampling.num_bad_words_B[i]) == len(params[i].bad_words or ())
 
 
 def test_a_row_that_was_kept_follows_the_slot() -> None:
@@ -102,17 +126,19 @@ def test_a_row_that_was_kept_follows_the_slot() -> None:
     assert table(second)[:2] == [7, 8]
 
 
-@given(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple), data=st.data())
-def test_prefill_inputs_arrive_with_the_tokens_ahead(prompt: tuple[int, ...], data: st.DataObject) -> None:
+@given(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple), params=all_params, data=st.data())
+def test_prefill_inputs_arrive_with_the_tokens_ahead(
+    prompt: tuple[int, ...], params: SamplingParams, data: st.DataObject
+) -> None:
     batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
-    slot = slots.seat(state_of("a", prompt, SamplingParams(), 3), pages=[1, 2, 3])
+    slot = slots.seat(state_of("a", prompt, params, 3), pages=[1, 2, 3])
     start = data.draw(st.integers(0, len(prompt) - 1))
     num_tokens = data.draw(st.integers(1, len(prompt) - start))
     slot.pending_token = data.draw(st.none() | st.integers(0, 9))
     is_last = start + num_tokens == len(prompt)
     decision = PrefillDecision(1, PrefillShape(16), 0, slot.admission, start, num_tokens, is_last, wants_logprobs=False)
     packed = batch.build(launch_of(decision), [slots])
-    inputs = PrefillInputs.unpack(packed, num_stop_ids=3, num_tokens=16 + LOOKAHEAD)
+    inputs = PrefillInputs.unpack(packed, num_stop_ids=3, list_sizes=CONFIG.list_sizes, num_tokens=16 + LOOKAHEAD)
     facts = [inputs.slot, inputs.start, inputs.num_tokens, inputs.num_known, inputs.is_last, inputs.pending_token]
     expected = [
         0,
@@ -126,7 +152,16 @@ def test_prefill_inputs_arrive_with_the_tokens_ahead(prompt: tuple[int, ...], da
     ahead = prompt[start : start + num_tokens + LOOKAHEAD]
     assert inputs.tokens_YT[0, : len(ahead)].tolist() == list(ahead)
     assert inputs.inputs.live.tolist() == [True]
-    assert inputs.inputs.page_table_BP[0, :3].tolist() == [1, 2, 3]
+    assert inputs.inputs.page_table_BP[0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+    lists, num_biases = inputs.inputs.sampling.lists, int(inputs.inputs.sampling.num_biases_B[0])
+    assert lists is not None
+    assert lists is inputs.lists
+    biases = [np.float32(value) for value in (params.logit_bias or {}).values()]
+    assert lists.bias_ids_BA[0, :num_biases].tolist() == list(params.logit_bias or {})
+    assert lists.biases_BA[0, :num_biases].tolist() == biases
+    words = params.bad_words or []
+    rooms = [[NO_TOKEN] * (4 - len(word)) + list(word) for word in words] + [[NO_TOKEN] * 4] * (3 - len(words))
+    assert lists.bad_words_BMO[0].tolist() == rooms
 
 
 def test_outputs_keep_their_order() -> None:

@@ -83,6 +83,7 @@ def test_a_step_keeps_one_page_pool(loaded: LoadedModel, shape: StepShape | Pref
         rule=Match(),
         attention_backend="reference",
         num_stop_ids=config.max_stop_token_ids,
+        list_sizes=config.list_sizes,
         max_logprobs=config.max_logprobs,
     )
     placement = Placement()

@@ -108,6 +108,7 @@ def large_pool(method: str) -> Launcher:
         rule=Match(),
         attention_backend="reference",
         num_stop_ids=config.max_stop_token_ids,
+        list_sizes=config.list_sizes,
         max_logprobs=config.max_logprobs,
         topology=config.topology,
     )

@@ -17,13 +17,13 @@ def prompt_with(engine: Engine, *, length: int, num_right: int) -> tuple[int, ..
     """A prompt of that length after which exactly `num_right` drafts of the first decode step are right."""
     family = toy(engine)
     drawn = random.Random(length * 10 + num_right)
-    greedy = request("a", (0,), temperature=0.0).params
     while True:
         text = [drawn.randrange(family.vocab_size) for _ in range(length)]
         prompt = tuple(text)
+        greedy = request("a", prompt, temperature=0.0)
         hits = []
         for _ in range(num_right + 1):
-            text.append(plain_token(family.plain_logits(text), greedy, None))
+            text.append(plain_token(family.plain_logits(text), greedy, text))
             hits.append(family.plain_is_hit(text))
         if hits == [True] * num_right + [False]:
             return prompt

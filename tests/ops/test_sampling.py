@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtp_jax.core.config import FLOAT32_RANGE, SamplingParams
+from mtp_jax.core.sampling_params import FLOAT32_RANGE, SamplingParams
 from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.sampling import (
     Stream,
@@ -34,6 +34,7 @@ logits_rows = st.lists(st.integers(-40, 40), min_size=VOCAB, max_size=VOCAB).map
 params_rows = st.builds(
     SamplingParams,
     temperature=st.sampled_from((0.05, 0.5, 1.0, 3.0, 50.0)),
+    min_p=st.sampled_from((0.0, 0.0, 0.01, 0.3, 1.0)),
     top_k=st.integers(0, VOCAB + 3),
     top_p=st.sampled_from((1.0, 0.999, 0.9, 0.6, 0.31, 0.05, 1e-6)),
 )
@@ -43,7 +44,7 @@ params_rows = st.builds(
 @example(np.zeros(VOCAB, np.float32), SamplingParams(top_k=1))  # all equal: all stay
 @example(np.zeros(VOCAB, np.float32), SamplingParams(top_p=1e-6))
 def test_filters_are_their_definition(logits_V: np.ndarray, params: SamplingParams) -> None:
-    """Temperature, top-k, top-p, what equals the last kept token stays: against sorting and adding up."""
+    """Temperature, min-p, top-k, top-p, what equals the last kept token stays: against sorting and adding up."""
     actual_V = np.asarray(adjusted(logits_V[None, None, :], sampling_rows(params)))[0, 0]
     expected_V = filtered_logits(logits_V, params)
     assert np.array_equal(np.isinf(actual_V), np.isinf(expected_V))
@@ -153,8 +154,14 @@ def counts(params: SamplingParams, logits_V: np.ndarray, num_draws: int, seed: i
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(), SamplingParams(temperature=0.5), SamplingParams(top_k=4), SamplingParams(top_p=0.7)],
-    ids=["T=1", "T=0.5", "top-k", "top-p"],
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.7),
+        SamplingParams(min_p=0.3),
+    ],
+    ids=["T=1", "T=0.5", "top-k", "top-p", "min-p"],
 )
 def test_tokens_follow_the_filtered_softmax(params: SamplingParams) -> None:
     """Chi-square over 200,000 draws; df + 10 sqrt(2 df) is passed by chance once in 10^20."""

@@ -1,5 +1,7 @@
 """How many tokens a slot gains, against the rules read out one token at a time."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.shapes import StepShape
-from mtp_jax.core.types import Accepted, DecodeState, StepInputs
+from mtp_jax.core.types import Accepted, DecodeState, StepInputs, TokenLists
 from mtp_jax.step.commit import count_emitted, last_emitted
 from mtp_jax.step.decode import view_slots
 from mtp_jax.testing.rows import sampling_rows, slot_view
@@ -52,14 +54,13 @@ def test_what_is_emitted_is_read_out_by_hand(
 ) -> None:
     committed = [10 * slot for slot in range(NUM_SLOTS)]
     slots = slot_view(
-        GREEDY,
+        replace(GREEDY, stop_ids_BI=jnp.array(stops, jnp.int32)),
         vocab_size=6,
         draft_len=DRAFT_LEN,
         committed_len=committed,
         pending_token=jnp.full((NUM_SLOTS,), 77, jnp.int32),
         live=jnp.array(live),
         limit=jnp.array(committed, jnp.int32) + jnp.array(room, jnp.int32),
-        stop_ids_BI=jnp.array(stops, jnp.int32),
     )
     rows = jnp.array(tokens, jnp.int32)
     accepted = Accepted(jnp.array(num_accepted, jnp.int32), tokens_BE=rows, target_tokens_BW=rows)
@@ -89,12 +90,14 @@ def test_the_device_cuts_what_the_host_asked_for(
 ) -> None:
     """A slot with r tokens to go drafts r - 1 at most; one that is finished, or not asked for, not at all."""
     committed = jnp.arange(NUM_SLOTS, dtype=jnp.int32) * 5 + 2
+    no_list = jnp.zeros((NUM_SLOTS, 0), jnp.int32)
     state = DecodeState(
         kv=(),
         draft_kv=(),
         committed_len=committed,
         pending_token=committed,
         history_BS=jnp.zeros((NUM_SLOTS, 32), jnp.int32),
+        lists=TokenLists(no_list, no_list.astype(jnp.float32), no_list[:, :, None]),
         finished=jnp.array(finished),
         carry=(),
     )
@@ -103,7 +106,6 @@ def test_the_device_cuts_what_the_host_asked_for(
         draft_cap=jnp.array(host_cap, jnp.int32),
         limit=committed + jnp.array(room, jnp.int32),
         page_table_BP=jnp.zeros((NUM_SLOTS, 1), jnp.int32),
-        stop_ids_BI=jnp.zeros((NUM_SLOTS, 1), jnp.int32),
         sampling=GREEDY,
     )
     slots = viewed(state, inputs, StepShape(NUM_SLOTS, DRAFT_LEN), 6)

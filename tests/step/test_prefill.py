@@ -37,6 +37,7 @@ def program() -> StepProgram:
         rule=Match(),
         attention_backend="reference",
         num_stop_ids=CONFIG.max_stop_token_ids,
+        list_sizes=CONFIG.list_sizes,
         max_logprobs=CONFIG.max_logprobs,
     )
 
