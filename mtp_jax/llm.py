@@ -1,8 +1,9 @@
 """`LLM`: what a notebook or a script uses. Text, tokenizer and outputs around an `Engine` of token ids."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,35 @@ class LLM:
                 raise
         return [job.output() for job in jobs]
 
+    def generate_each(self, requests: Iterable[tuple[Prompt, SamplingParams]]) -> Iterator[tuple[int, RequestOutput]]:
+        """(place in `requests`, output) of each request as it ends: for more requests than anyone wants in memory.
+
+        Requests are taken as slots come free, with as many again waiting. Those without a seed draw by their place, as
+        in `generate`. Closing the iterator cancels what is under way. Raises `EngineFailed` as `generate` does.
+        """
+        room = 2 * self.engine.config.max_num_seqs
+        source = enumerate(requests)
+        jobs: dict[int, _Job] = {}
+        self.engine.start()
+        try:
+            while True:
+                for place, (prompt, params) in islice(source, room - len(jobs)):
+                    jobs[place] = self._job(prompt, params, place)
+                    self._submit(jobs[place])
+                if not jobs:
+                    return
+                ended = [place for place, job in jobs.items() if self._is_over(job)]
+                for place in ended:
+                    job = jobs.pop(place)
+                    self._sinks.pop(job.request.request_id)
+                    yield place, job.output()
+                if jobs and not ended:
+                    self._step()
+        finally:
+            for job in jobs.values():
+                self._forget(job)
+            self._drain_if_idle()
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
         """Deltas of the text as they come; a step may bring several tokens. Joined they are the whole text.
 
@@ -288,6 +318,10 @@ class LLM:
         for progress in sink:
             job.take(progress)
         sink.clear()
+
+    def _is_over(self, job: "_Job") -> bool:
+        self._deliver(job)
+        return job.is_finished
 
     def _forget(self, job: "_Job") -> None:
         """Ends a request that its reader left, and reads what is in flight once nobody is served."""

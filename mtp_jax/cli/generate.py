@@ -20,7 +20,7 @@ from mtp_jax.cli.options import (
     add_speculation,
     sampling_params,
 )
-from mtp_jax.cli.start import Model, check, engine_options, load, speculative_config, start, use_compile_cache
+from mtp_jax.cli.start import Model, check, engine_options, gated_config, load, start, use_compile_cache
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
@@ -54,12 +54,7 @@ def run(options: Namespace) -> None:
     _check_usage(options)
     use_compile_cache(options.compile_cache)
     params = replace(sampling_params(options), logprobs=options.logprobs)
-    gate = {
-        name: value
-        for name in ("disable_below_acceptance", "acceptance_window")
-        if (value := getattr(options, name)) is not None
-    }
-    speculative = speculative_config(options, policy=options.policy, **gate)
+    speculative = gated_config(options)
     model = load(options)
     prompt = _tokens_of(options.prompt, model)
     settings = engine_options(

@@ -33,6 +33,7 @@ COMMANDS = {
         "mtp_jax.cli.generate",
         "write on from a prompt; --compare also times plain decoding",
     ),
+    "run-batch": ("mtp_jax.cli.run_batch", "a file of requests, one result line for each; goes on after a kill"),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
     "bench attention": ("mtp_jax.cli.bench_attention", "the attention kernels of a Hopper GPU, checked and timed"),
     "bench acceptance": (

@@ -67,6 +67,16 @@ def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | N
     )
 
 
+def gated_config(options: Namespace) -> SpeculativeConfig | None:
+    """The options of `add_speculation` where it offers policies: the policy and its acceptance gate too."""
+    gate = {
+        name: value
+        for name in ("disable_below_acceptance", "acceptance_window")
+        if (value := getattr(options, name)) is not None
+    }
+    return speculative_config(options, policy=options.policy, **gate)
+
+
 def engine_options(
     options: Namespace, model: Model, *, num_slots: int, num_tokens: int, longest_prompt: int
 ) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""Result lines: OpenAI's batch output, with what speculation did for each request beside the usage."""
+
+import hashlib
+from typing import Any
+
+from mtp_jax.batch.lines import Asked, Refused
+from mtp_jax.outputs import CompletionOutput, RequestOutput
+
+BAD_REQUEST, INTERNAL_ERROR = 400, 500
+
+
+def refused(line: Refused) -> dict[str, Any]:
+    """The result of a line that asks for nothing that can be done."""
+    return _error(line.custom_id, BAD_REQUEST, "invalid_request", line.message)
+
+
+def failed(asked: Asked, message: str) -> dict[str, Any]:
+    """The result of a request that the device could not run."""
+    return _error(asked.custom_id, INTERNAL_ERROR, "internal_error", message)
+
+
+def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
+    """The result of a request that ran, or was rejected by the engine."""
+    rejected = next((one.error for one in output.outputs if one.finish_reason == "rejected"), None)
+    if rejected is not None:
+        return _error(asked.custom_id, BAD_REQUEST, "invalid_request", rejected)
+    num_completion = sum(len(one.token_ids) for one in output.outputs)
+    body = {
+        "id": _id_of("cmpl", asked.custom_id),
+        "object": "text_completion",
+        "model": model,
+        "choices": [_choice(one) for one in output.outputs],
+        "usage": {
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": num_completion,
+            "total_tokens": len(output.prompt_token_ids) + num_completion,
+        },
+        "metrics": {
+            "num_steps": output.metrics.num_steps,
+            "num_draft_tokens": output.metrics.num_draft_tokens,
+            "num_accepted_tokens": output.metrics.num_accepted_tokens,
+            "accepted_per_pos": output.metrics.accepted_per_pos,
+            "mean_acceptance_length": output.metrics.mean_acceptance_length,
+        },
+    }
+    return _line(asked.custom_id, {"status_code": 200, "request_id": body["id"], "body": body}, None)
+
+
+def _choice(one: CompletionOutput) -> dict[str, Any]:
+    choice = {
+        "index": one.index,
+        "text": one.text,
+        "token_ids": one.token_ids,
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+        "logprobs": None,
+    }
+    if one.logprobs is not None:
+        steps = list(zip(one.token_ids, one.logprobs, strict=True))
+        choice["logprobs"] = {
+            "tokens": [step[token].decoded_token for token, step in steps],
+            "token_logprobs": [step[token].logprob for token, step in steps],
+            "top_logprobs": [{str(token): entry.logprob for token, entry in step.items()} for _, step in steps],
+        }
+    if one.is_lossy:
+        choice["is_lossy"] = True
+    return choice
+
+
+def _error(custom_id: str | None, status: int, code: str, message: str) -> dict[str, Any]:
+    body = {"error": {"message": message, "type": code, "code": status}}
+    return _line(custom_id, {"status_code": status, "body": body}, {"code": code, "message": message})
+
+
+def _line(custom_id: str | None, response: dict[str, Any], error: dict[str, Any] | None) -> dict[str, Any]:
+    return {"id": _id_of("batch_req", custom_id), "custom_id": custom_id, "response": response, "error": error}
+
+
+def _id_of(prefix: str, custom_id: str | None) -> str:
+    """An id that is the same in every run: a line's result does not depend on when it was made."""
+    named = "" if custom_id is None else custom_id
+    return f"{prefix}-{hashlib.sha256(named.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
