@@ -32,7 +32,7 @@ from mtp_jax.text import Detokenizer, encode, in_tokens, load_tokenizer
 class LLM:
     """A model ready to generate: weights loaded, every step of the grid compiled.
 
-    `model` is a bundled name ("tiny-mtp"), a folder in Hugging Face layout or an Orbax folder of ours.
+    `model` is a bundled name ("tiny-mtp"), a folder in Hugging Face layout, an Orbax folder of ours or a `.gguf` file.
     `speculative_config` None is plain decoding; a dict is taken as `SpeculativeConfig(**dict)`.
     Starting takes a while; a bar shows it on a terminal, or `on_shape` is called as each program is compiled.
     Raises `ConfigError` (a `ValueError`) for anything that cannot be honoured.

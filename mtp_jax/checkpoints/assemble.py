@@ -3,14 +3,14 @@
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from mtp_jax.checkpoints.errors import CheckpointError
-from mtp_jax.checkpoints.safetensors_io import SafetensorsReader
+from mtp_jax.checkpoints.safetensors_io import StoredTensor
 from mtp_jax.models.api import NamedTensors, TensorSpec, Weights
 from mtp_jax.models.params import put
 
@@ -19,7 +19,24 @@ PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models load before a progress bar could be read."""
 
 
-def assemble(family: NamedTensors, reader: SafetensorsReader, dtype: str) -> Weights:
+@runtime_checkable
+class TensorReader(Protocol):
+    """The tensors of a checkpoint by name: headers at once, data one by one. `folder` is what errors call it."""
+
+    folder: Path
+    tensors: dict[str, StoredTensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files together."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, a fresh array of plain numbers."""
+        ...
+
+
+def assemble(family: NamedTensors, reader: TensorReader, dtype: str) -> Weights:
     """The weights of `family` from an entered reader, cast to `dtype` where the family does not pin another.
 
     `CheckpointError` for a tensor that is missing, misshapen, unknown, NaN, too large for `dtype`, or a copy that
@@ -55,7 +72,7 @@ def check_names(family: NamedTensors, names: Collection[str], folder: Path) -> N
         raise CheckpointError(f"{folder} has {_some(unknown)}, which family {family.name!r} does not use.")
 
 
-def check_names_and_shapes(family: NamedTensors, reader: SafetensorsReader) -> None:
+def check_names_and_shapes(family: NamedTensors, reader: TensorReader) -> None:
     """Headers against the family's table, before any data is read."""
     check_names(family, reader.tensors, reader.folder)
     used: dict[str, tuple[int, ...]] = {}
@@ -93,7 +110,7 @@ def checkpoint_dtype(config: Mapping[str, Any], weight_dtypes: Mapping[str, str]
     return found.pop()
 
 
-def source_dtypes(specs: tuple[TensorSpec, ...], reader: SafetensorsReader) -> dict[str, str]:
+def source_dtypes(specs: tuple[TensorSpec, ...], reader: TensorReader) -> dict[str, str]:
     """Stored dtypes of the tensors whose dtype the family leaves open."""
     return {
         name: reader.tensors[name].dtype
@@ -104,7 +121,7 @@ def source_dtypes(specs: tuple[TensorSpec, ...], reader: SafetensorsReader) -> d
     }
 
 
-def _compare_copies(family: NamedTensors, reader: SafetensorsReader) -> None:
+def _compare_copies(family: NamedTensors, reader: TensorReader) -> None:
     for name, original in family.duplicates().items():
         if name in reader.tensors:
             copy, first = (reader.read(each).astype(np.float32) for each in (name, original))
@@ -114,7 +131,7 @@ def _compare_copies(family: NamedTensors, reader: SafetensorsReader) -> None:
                 )
 
 
-def _check_shape(reader: SafetensorsReader, name: str, shape: tuple[int, ...]) -> None:
+def _check_shape(reader: TensorReader, name: str, shape: tuple[int, ...]) -> None:
     stored = reader.tensors[name]
     if stored.shape != shape:
         raise CheckpointError(

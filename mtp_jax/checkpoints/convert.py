@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mtp_jax.checkpoints.folders import CONFIG_FILE, find_model, new_folder, read_config, write_json
+from mtp_jax.checkpoints.folders import CONFIG_FILE, new_folder, read_config, write_json
 from mtp_jax.checkpoints.fp8 import plain_config
+from mtp_jax.checkpoints.gguf_io import gguf_config, is_gguf
 from mtp_jax.checkpoints.load import load_hf, load_model
 from mtp_jax.checkpoints.orbax_io import fill_folder
 from mtp_jax.checkpoints.safetensors_io import write_tensors
@@ -50,10 +51,10 @@ def save_orbax_model(source: str | Path, folder: str | Path, *, overwrite: bool 
 def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None = None, overwrite: bool = False) -> None:
     """Converts any model that `load_model` takes into a Hugging Face layout folder."""
     loaded = load_model(source, dtype=dtype)
-    found = find_model(source)
+    config = gguf_config(Path(source)) if is_gguf(source) else plain_config(read_config(loaded.folder))[0]
     with new_folder(Path(folder), overwrite=overwrite) as partial:
-        copy_files(COMPANION_FILES, found, partial)
-        fill_hf(loaded.family, loaded.weights, plain_config(read_config(found))[0], partial)
+        copy_files(COMPANION_FILES, loaded.folder, partial)
+        fill_hf(loaded.family, loaded.weights, config, partial)
 
 
 def write_hf(

@@ -42,11 +42,6 @@ def find_model(model: str | Path) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
-    if folder.suffix == ".gguf":
-        raise CheckpointError(
-            f"model {str(model)!r} is a GGUF file, which this version does not read; "
-            "give a folder with config.json and safetensors."
-        )
     found = "is a file" if folder.exists() else "does not exist"
     raise CheckpointError(
         f"model {str(model)!r} {found}; give a model folder or the name of a bundled model ({_listed_names()})."

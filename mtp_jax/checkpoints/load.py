@@ -10,6 +10,7 @@ from mtp_jax.checkpoints.assemble import DTYPES, assemble, cast, checkpoint_dtyp
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.folders import find_model, read_config
 from mtp_jax.checkpoints.fp8 import plain_config
+from mtp_jax.checkpoints.gguf_io import GgufReader, is_gguf
 from mtp_jax.checkpoints.manifest import Manifest
 from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER, flatten, restore_weights, unflatten
 from mtp_jax.checkpoints.safetensors_io import INDEX_FILE, SINGLE_FILE, SafetensorsReader
@@ -33,7 +34,7 @@ class LoadedModel:
 
 
 def load_model(model: str | Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:
-    """Family and weights of a bundled name, a Hugging Face layout folder, or an Orbax folder of `save_orbax_model`.
+    """Family and weights of a bundled name, a Hugging Face layout folder, an Orbax folder of ours, or a `.gguf` file.
 
     `dtype` None is the checkpoint's own: what its config says, else its tensors'. Tensors whose dtype the family pins
     (`TensorSpec.dtype`) keep that one. `verify=False` skips the checksums of an Orbax folder. `CheckpointError` (a
@@ -44,6 +45,8 @@ def load_model(model: str | Path, *, dtype: str | None = None, verify: bool = Tr
     """
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype is {dtype!r}; allowed: None, {', '.join(map(repr, DTYPES))}.")
+    if is_gguf(model):
+        return load_gguf(Path(model).expanduser(), dtype=dtype)
     folder = find_model(model)
     if not (folder / ARRAYS_FOLDER).is_dir():
         return load_hf(folder, dtype=dtype)
@@ -61,6 +64,18 @@ def load_hf(folder: Path, *, dtype: str | None = None) -> LoadedModel:
         dtype = dtype or checkpoint_dtype(config, source_dtypes(family.tensors(), reader))
         ranking = read_ranking(folder, family.vocab_size)
         return LoadedModel(family, assemble(family, reader, dtype), folder, dtype, ranking)
+
+
+def load_gguf(file: Path, *, dtype: str | None = None) -> LoadedModel:
+    """`load_model` of a GGUF file. What lies beside the file, such as a tokenizer, goes with it.
+
+    `dtype` None is that of the embedding, bfloat16 for quantised ones.
+    """
+    with GgufReader(file) as reader:
+        family = family_from_config(reader.config, reader.tensors.keys())
+        dtype = dtype or reader.dtype
+        ranking = read_ranking(file.parent, family.vocab_size)
+        return LoadedModel(family, assemble(family, reader, dtype), file.parent, dtype, ranking)
 
 
 def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:

@@ -43,7 +43,7 @@ def add_common(parser: Parser) -> None:
 def add_model(parser: Parser) -> None:
     """Which model, and where it runs."""
     add = parser.add_argument_group("model").add_argument
-    add("--model", default="tiny-mtp", help="bundled name, or a model folder (default: %(default)s)")
+    add("--model", default="tiny-mtp", help="bundled name, a model folder, or a .gguf file (default: %(default)s)")
     add("--dtype", default="auto", help="auto (float32 on CPU, else the checkpoint's own), float32, bfloat16, float16")
     add("--attention-backend", default="auto", metavar="NAME", help="auto, or one that runs here: see mtp-jax doctor")
     add("--mesh", type=mesh_sizes, metavar="AXIS=N,...", help="devices by axis, such as data=2,model=4")

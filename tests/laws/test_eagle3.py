@@ -103,6 +103,7 @@ CASES = {
     "greedy": {"temperature": 0.0},
     "sampled": SAMPLED,
     "filtered": SAMPLED | {"top_k": 7, "top_p": 0.9},
+    "penalised": SAMPLED | {"repetition_penalty": 1.4, "presence_penalty": 0.7, "logit_bias": {4: 1.5, 6: 2.0}},
 }
 
 
