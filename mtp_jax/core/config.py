@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.layout import ListSizes
@@ -195,6 +196,11 @@ class SpeculativeConfig:
         if self.block_verification:
             raise ConfigError("block_verification does nothing under synthetic_acceptance; leave one of them out.")
         object.__setattr__(self, "synthetic_acceptance", tuple(float(share) for share in shares))
+
+    def asked(self, name: str) -> Any:
+        """A field's value if the user gave one; None where it was left open."""
+        value = getattr(self, name)
+        return None if isinstance(value, _Unasked | _UnaskedName) else value
 
     @property
     def is_lossy(self) -> bool:

@@ -35,6 +35,7 @@ _NEEDS_DRAFTER = frozenset({"eagle3"})
 _TAKES_DRAFTER = ("eagle3", "dynamic_tree")
 _LONGEST_MATCH = 5
 _METHODS_OF_OPTION = {
+    "draft_sampling": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp", "eagle3", "dynamic_tree"),
     "draft_vocab_size": (_ANY_MTP, "mtp_eagle", "mtp_vanilla", "ngram_mtp", "dynamic_tree"),
     "model": _TAKES_DRAFTER,
     "prompt_lookup_min": ("ngram", "ngram_mtp"),
@@ -42,7 +43,7 @@ _METHODS_OF_OPTION = {
     "tree_topk": ("dynamic_tree",),
     "tree_nodes": ("dynamic_tree",),
 }
-"""Options of `SpeculativeConfig` that only some methods take; their default is None."""
+"""Options of `SpeculativeConfig` that only some methods take, for where a user gives them."""
 
 
 def method_names() -> tuple[str, ...]:
@@ -57,7 +58,7 @@ def check_method(spec: SpeculativeConfig) -> None:
         allowed = ", ".join(map(repr, method_names()))
         raise ConfigError(f"method is {method!r}; it must be None or one of {allowed}.")
     for option, methods in _METHODS_OF_OPTION.items():
-        value = getattr(spec, option)
+        value = spec.asked(option)
         if value is not None and method not in methods:
             raise ConfigError(
                 f"{option} is {value!r}, which method {method!r} has no use for; "

@@ -105,6 +105,11 @@ def test_a_method_that_looks_nothing_up_refuses_the_bounds() -> None:
         resolve_method(spec, ToyFamily())
 
 
+def test_copies_are_not_drawn_so_how_to_draw_them_is_refused() -> None:
+    with pytest.raises(ConfigError, match="draft_sampling is 'coupled', which method 'ngram' has no use for"):
+        resolve_method(SpeculativeConfig(method="ngram", draft_sampling="coupled"), ToyFamily())
+
+
 def test_lookup_alone_needs_no_mtp_layer() -> None:
     assert resolve_method(SpeculativeConfig(method="ngram"), ToyFamily(num_mtp_layers=0)) == ("ngram", 3)
 
