@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from mtp_jax.core.errors import ConfigError
@@ -65,7 +66,7 @@ class SpeculativeConfig:
     """
 
     method: str | None = "mtp"
-    model: str | None = None
+    model: str | Path | None = None
     num_speculative_tokens: int = _Unasked(3)
     policy: str = "fixed"
     draft_len_schedule: Mapping[int, int] | None = None
@@ -85,6 +86,8 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         # Variants are named here and known to their tables alone, so that one more is one line there.
         _require_name("method", self.method, or_none=True)
+        if isinstance(self.model, Path):
+            object.__setattr__(self, "model", str(self.model))
         _require_name("model", self.model, or_none=True)
         _require_name("policy", self.policy)
         _require_choice("near_limit", self.near_limit, NEAR_LIMIT_RULES)

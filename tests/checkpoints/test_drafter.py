@@ -102,7 +102,7 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path) -> None:
 def test_a_model_with_its_drafter_from_disk(joined: Any, tmp_path: Path) -> None:
     target = {name: array for name, array in joined.items() if name != "drafter"}
     write_hf(TINY.target, target, TARGET_CONFIG, tmp_path / "target")
-    drafter = str(write_drafter(tmp_path / "drafter"))
+    drafter = write_drafter(tmp_path / "drafter")
     options: dict[str, Any] = {"max_model_len": 32, "max_num_seqs": 1, "prefill_chunk": 16, "dtype": "float32"}
     method = {"method": "eagle3", "num_speculative_tokens": 1}
     with pytest.raises(ConfigError, match="needs a drafter; give its checkpoint's folder as model"):
