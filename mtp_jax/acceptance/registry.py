@@ -5,6 +5,7 @@ from collections.abc import Callable
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.acceptance.match import Match
 from mtp_jax.acceptance.rejection import Rejection
+from mtp_jax.acceptance.relaxed import relaxed
 from mtp_jax.acceptance.synthetic import Synthetic, conditional_rates
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
@@ -15,6 +16,7 @@ RULES: Variants[str, Callable[[SpeculativeConfig], AcceptanceRule]] = Variants(
     {
         "match": lambda spec: Match(),
         "rejection": lambda spec: Rejection(spec.block_verification),
+        "relaxed": lambda spec: relaxed(spec.relaxed_topk, spec.relaxed_delta),
     },
 )
 

@@ -114,7 +114,8 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         "--acceptance",
         default="match",
         choices=[*RULES],
-        help="match: the tokens are plain decoding's; rejection: their law is (default: %(default)s)",
+        help="match: the tokens are plain decoding's; rejection: their law is; relaxed: lossy while a request thinks "
+        "(default: %(default)s)",
     )
     add(
         "--block-verification",
@@ -122,6 +123,8 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         default=False,
         help="with rejection: judge all drafts of a step as one block, which keeps more of them (default: off)",
     )
+    add("--relaxed-topk", type=int, metavar="N", help="with relaxed: a draft must be among the N likeliest tokens")
+    add("--relaxed-delta", type=float, metavar="P", help="with relaxed: and at most P less probable than the best")
     add(
         "--synthetic-acceptance",
         type=float,

@@ -47,7 +47,7 @@ def load(options: Namespace) -> Model:
     return Model(family, weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
 
 
-_OPEN = ("draft_sampling", "synthetic_acceptance")
+_OPEN = ("draft_sampling", "relaxed_topk", "relaxed_delta", "synthetic_acceptance")
 """Options that are left to the library unless given."""
 
 

@@ -55,6 +55,8 @@ class SpeculativeConfig:
     `acceptance`: "match" (every token is plain decoding's own) or "rejection" (every token follows plain decoding's
     law), which `block_verification` makes keep more drafts. `draft_sampling` follows it unless given: "coupled" with
     "match", "probabilistic" with "rejection"; "greedy" goes with both.
+    "relaxed" is lossy: between a request's `thinking_token_ids` it also keeps drafts among the `relaxed_topk` likeliest
+    tokens (10) whose probability is at most `relaxed_delta` (0.6) below the best one's.
     `synthetic_acceptance`, for benchmarks: forces draft k to stand, with all before it, in so large a share of the
     steps that verify it (vLLM's meaning: one share a draft position, none above the one before). The text is then not
     the model's, and outputs say so (`is_lossy`).
@@ -76,6 +78,8 @@ class SpeculativeConfig:
     acceptance: str = "match"
     draft_sampling: str = _UnaskedName("coupled")
     block_verification: bool = False
+    relaxed_topk: int | None = None
+    relaxed_delta: float | None = None
     synthetic_acceptance: Sequence[float] | None = None
     draft_vocab_size: int | None = None
     prompt_lookup_min: int | None = None
@@ -178,8 +182,18 @@ class SpeculativeConfig:
             raise ConfigError(f"block_verification is {self.block_verification!r}; it must be True or False.")
         if self.block_verification and not is_rejection:
             raise ConfigError(f'block_verification goes with acceptance="rejection", not {self.acceptance!r}.')
+        self._check_relaxed()
         if self.synthetic_acceptance is not None:
             self._check_synthetic(self.synthetic_acceptance)
+
+    def _check_relaxed(self) -> None:
+        for name in ("relaxed_topk", "relaxed_delta"):
+            if getattr(self, name) is not None and self.acceptance != "relaxed":
+                raise ConfigError(f'{name} goes with acceptance="relaxed", not {self.acceptance!r}.')
+        if self.relaxed_topk is not None:
+            _require_int("relaxed_topk", self.relaxed_topk, 1, None)
+        if self.relaxed_delta is not None and not (is_real(self.relaxed_delta) and 0 <= self.relaxed_delta <= 1):
+            raise ConfigError(f"relaxed_delta is {self.relaxed_delta!r}; it must be a number from 0 to 1.")
 
     def _check_synthetic(self, shares: Sequence[float]) -> None:
         if not isinstance(shares, list | tuple) or not all(is_real(share) and 0 <= share <= 1 for share in shares):
@@ -198,6 +212,8 @@ class SpeculativeConfig:
             )
         if self.block_verification:
             raise ConfigError("block_verification does nothing under synthetic_acceptance; leave one of them out.")
+        if self.acceptance == "relaxed":
+            raise ConfigError('acceptance="relaxed" does nothing under synthetic_acceptance; leave one of them out.')
         object.__setattr__(self, "synthetic_acceptance", tuple(float(share) for share in shares))
 
     def asked(self, name: str) -> Any:
@@ -208,7 +224,7 @@ class SpeculativeConfig:
     @property
     def is_lossy(self) -> bool:
         """Whether tokens may be written that plain decoding would not write, or not as often."""
-        return self.synthetic_acceptance is not None
+        return self.acceptance == "relaxed" or self.synthetic_acceptance is not None
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:
         if not schedule:

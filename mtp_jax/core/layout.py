@@ -38,6 +38,8 @@ class Column(_FromZero):
     REPETITION_PENALTY = auto()
     NUM_BIASES = auto()
     NUM_BAD_WORDS = auto()
+    THINKING_BEGINS = auto()
+    THINKING_ENDS = auto()
 
 
 class PrefillColumn(_FromZero):
@@ -110,5 +112,6 @@ class ListSizes:
 
 
 NO_TOKEN = -1
-"""Marks an unused stop id or place of a bad word, and a prefill whose pending token is to be drawn (not resumed)."""
+"""Marks an unused stop id or place of a bad word, a request without thinking tokens, and a prefill whose pending token
+is to be drawn (not resumed)."""
 NO_LOGPROBS = -1

@@ -32,6 +32,9 @@ class SamplingParams:
     `logit_bias`, penalties; then, above temperature 0, `temperature`, `min_p`, `top_k`, `top_p`. `bad_words` may be
     given as token ids too. Nothing is checked here: `problem` is called when the request is admitted, so that one bad
     request fails alone.
+
+    `thinking_token_ids`: the tokens that begin and end the part of the text in which `acceptance="relaxed"` is relaxed;
+    the last of them in the text so far counts, prompt included. None: it never is.
     """
 
     temperature: float = 1.0
@@ -52,6 +55,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str | Sequence[int]] | None = None
     n: int = 1
+    thinking_token_ids: Sequence[int] | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -87,6 +91,7 @@ class SamplingParams:
             or self._bad_stop(limits)
             or self._bad_bias(limits)
             or self._bad_words(limits)
+            or self._bad_thinking_tokens(limits.vocab_size)
         )
 
     def _bad_filter(self) -> str | None:
@@ -188,6 +193,17 @@ class SamplingParams:
             if problem is not None:
                 return problem
         return None
+
+    def _bad_thinking_tokens(self, vocab_size: int) -> str | None:
+        ids = self.thinking_token_ids
+        if ids is None:
+            return None
+        if not isinstance(ids, list | tuple) or len(ids) != 2 or ids[0] == ids[1]:
+            return (
+                f"thinking_token_ids is {ids!r}; it must be None or two different token ids: "
+                "the one that begins a thinking part and the one that ends it."
+            )
+        return _bad_token("thinking_token_ids", ids, vocab_size)
 
 
 def _bad_token(name: str, ids: Sequence[object], vocab_size: int) -> str | None:

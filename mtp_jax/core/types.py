@@ -100,6 +100,7 @@ class SamplingRows:
     top_p_B: Float[Array, " B"]  # 1: off
     min_p_B: Float[Array, " B"]  # 0: off
     num_logprobs_B: Int[Array, " B"]  # -1: none wanted
+    thinking_ids_B2: Int[Array, "B 2"]  # the tokens that begin and end a thinking part; NO_TOKEN: never
     prompt_len_B: Int[Array, " B"]  # the request's own prompt: what follows it in the slot's text, it wrote
     min_tokens_B: Int[Array, " B"]  # stop ids are banned until so many are written
     presence_penalty_B: Float[Array, " B"]  # 0: off
@@ -209,6 +210,7 @@ class StepInputs:
                 top_p_B=float_column(Column.TOP_P),
                 min_p_B=float_column(Column.MIN_P),
                 num_logprobs_B=column(Column.NUM_LOGPROBS),
+                thinking_ids_B2=packed_BX[:, Column.THINKING_BEGINS : Column.THINKING_ENDS + 1],
                 prompt_len_B=column(Column.PROMPT_LEN),
                 min_tokens_B=column(Column.MIN_TOKENS),
                 presence_penalty_B=float_column(Column.PRESENCE_PENALTY),

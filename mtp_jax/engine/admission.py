@@ -21,6 +21,7 @@ def problem_with(request: Request, config: EngineConfig, *, vocab_size: int) -> 
         request.params.problem(limits)
         or _not_one_sample(request)
         or _no_token_left(request, vocab_size)
+        or _useless_thinking_tokens(request, config)
         or _bad_prompt(request, config, vocab_size)
         or _too_large(request, config)
     )
@@ -40,6 +41,13 @@ def _no_token_left(request: Request, vocab_size: int) -> str | None:
     if len(banned) < vocab_size:
         return None
     return f"bad_words and min_tokens would ban all {vocab_size} tokens of the vocabulary; leave one."
+
+
+def _useless_thinking_tokens(request: Request, config: EngineConfig) -> str | None:
+    rule = config.speculative.acceptance
+    if request.params.thinking_token_ids is None or rule == "relaxed":
+        return None
+    return f'thinking_token_ids goes with acceptance="relaxed", and this engine has {rule!r}; leave it out.'
 
 
 def _bad_prompt(request: Request, config: EngineConfig, vocab_size: int) -> str | None:

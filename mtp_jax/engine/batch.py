@@ -138,6 +138,7 @@ class BatchBuilder:
         request = slot.state.request
         params = request.params
         row_X = np.zeros((self.row_width,), np.int32)
+        thinking_begins, thinking_ends = params.thinking_token_ids or (NO_TOKEN, NO_TOKEN)
         integers = {
             Column.LIMIT: slot.state.limit,
             Column.TOP_K: min(params.top_k, _LARGEST),
@@ -146,6 +147,8 @@ class BatchBuilder:
             Column.MIN_TOKENS: min(params.min_tokens, _LARGEST),
             Column.NUM_BIASES: len(params.logit_bias or ()),
             Column.NUM_BAD_WORDS: len(params.bad_words or ()),
+            Column.THINKING_BEGINS: thinking_begins,
+            Column.THINKING_ENDS: thinking_ends,
         }
         floats = {
             Column.TEMPERATURE: params.temperature,

@@ -36,6 +36,7 @@ def sampling_rows(*params: SamplingParams, seeds: Sequence[int] = (), prompt_len
         repetition_penalty_B=jnp.array([one.repetition_penalty for one in params], jnp.float32),
         num_biases_B=jnp.array([len(one.logit_bias or ()) for one in params], jnp.int32),
         num_bad_words_B=jnp.array([len(one.bad_words or ()) for one in params], jnp.int32),
+        thinking_ids_B2=jnp.array([one.thinking_token_ids or (NO_TOKEN, NO_TOKEN) for one in params], jnp.int32),
         stop_ids_BI=jnp.array(_padded([one.stop_token_ids or () for one in params])),
         lists=_lists(params),
     )

@@ -47,6 +47,7 @@ REFUSED: dict[str, list[Any]] = {
     ],
     "bad_words": [["x"], "x", 5, [[]], [[29]], [[-1]], [[1.0]], [5], [[1] * 17], [[1]] * 65, [[True]]],
     "n": [0, -1, 2.0, None, "2", True, 10**9],
+    "thinking_token_ids": [5, "12", (1,), (1, 2, 3), (1, 1), (1, 29), (-1, 2), (1.0, 2), (True, 2), {1, 2}],
 }
 HONOURED: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 1, 2.5, *FLOAT32_RANGE],
@@ -67,6 +68,7 @@ HONOURED: dict[str, list[Any]] = {
     "logit_bias": [None, {}, {0: -FLOAT32_RANGE[1], 28: 5}, dict.fromkeys(range(29), -100.0)],
     "bad_words": [None, [], (), [[1, 2], (3,)], [[1] * 16] * 64],
     "n": [1, 2, 16_384],
+    "thinking_token_ids": [None, (1, 2), [28, 0]],
 }
 FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
 
@@ -128,6 +130,11 @@ def test_a_parameter_edits_logits_or_does_not() -> None:
         ({"draft_sampling": "probabilistic"}, "draft_sampling is 'probabilistic', whose law acceptance='match'"),
         ({"block_verification": True}, "block_verification goes with"),
         ({"acceptance": "rejection", "block_verification": 1}, "block_verification is 1; it must be True or False"),
+        ({"relaxed_topk": 3}, "relaxed_topk goes with acceptance=\"relaxed\", not 'match'"),
+        ({"relaxed_delta": 0.6, "acceptance": "rejection"}, 'relaxed_delta goes with acceptance="relaxed"'),
+        ({"relaxed_topk": 0, "acceptance": "relaxed"}, "relaxed_topk is 0; it must be an integer at least 1"),
+        ({"relaxed_delta": 1.5, "acceptance": "relaxed"}, "relaxed_delta is 1.5; it must be a number from 0 to 1"),
+        ({"acceptance": "relaxed", "synthetic_acceptance": [1, 1, 1]}, 'acceptance="relaxed" does nothing under'),
         ({"synthetic_acceptance": 0.5}, "synthetic_acceptance is 0.5; it must be a list of numbers"),
         ({"synthetic_acceptance": [0.5, 0.5, 1.5]}, "synthetic_acceptance is .*; it must be a list of numbers"),
         ({"synthetic_acceptance": [0.5]}, "synthetic_acceptance has 1 entries; num_speculative_tokens=3 needs as many"),
