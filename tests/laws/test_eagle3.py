@@ -170,6 +170,7 @@ def test_a_tree_over_the_drafter_gives_the_same_tokens_and_keeps_its_first_draft
     assert num_accepted > 0
 
 
+@pytest.mark.long
 def test_a_mesh_gives_the_same_tokens() -> None:
     requests = [request(str(i), (i, 2 * i, 7, 11), temperature=0.8 * (i % 2), seed=i, max_tokens=9) for i in range(4)]
     running = restart(ON_A_MESH(), policies=[ScriptedDraftLen((1, 0, 1)), ScriptedDraftLen((1,))])

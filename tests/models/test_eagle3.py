@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jaxtyping import Array
 
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import Weights
 from mtp_jax.models.eagle3 import eagle3_drafter
+from mtp_jax.models.sharding import weight_specs
 from mtp_jax.models.with_drafter import WithDrafter
+from mtp_jax.ops.placement import AxisRules
 from mtp_jax.ops.sampling import over_target_vocab
+from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from tests.models.support import DenseAttend, as_row, assert_logits_close, dense_kv, positions_of
 from tests.models.tiny_eagle3 import DRAFTER_CONFIG, TAPS, VOCAB_SIZE, target_family, tiny_eagle3
 
@@ -69,6 +73,43 @@ def test_b113_every_depth_equals_a_draft_made_from_scratch(name: str) -> None:
         is_there = np.isfinite(expected)
         assert np.array_equal(np.isfinite(actual[depth]), is_there)
         assert_logits_close(actual[depth][is_there], expected[is_there], 5e-5)
+
+
+def features_and_draft(
+    family: WithDrafter, parallel: Parallel, weights: Weights, tokens: Array, positions: Array, kv: Any, draft_kv: Any
+) -> tuple[Any, ...]:
+    attend = DenseAttend(positions)
+    _, features, _ = family.forward_with_features(weights, tokens, positions, kv, attend, parallel)
+    head, hidden, layer_kv = family.draft_forward(
+        weights, 0, tokens, features, positions, draft_kv[0], attend, parallel
+    )
+    return features, hidden, family.draft_unembed(weights, 0, parallel.gather_slots(head), parallel), layer_kv
+
+
+@pytest.mark.parametrize("has_embedding", [False, True])
+def test_a_mesh_gives_the_single_device_result(has_embedding: bool) -> None:
+    family, num_slots, width = tiny_eagle3(has_embedding=has_embedding), 4, 3
+    parallel = Parallel(data="data", model="model")
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    rules = AxisRules(parallel)
+    slots, heads = rules.spec("slots"), rules.spec("slots", None, "kv_heads")
+    kv_specs = (heads,) * len(family.kv_specs())
+    inputs = (
+        family.init_weights(jax.random.key(0), None),
+        jax.random.randint(jax.random.key(1), (num_slots, width), 0, VOCAB_SIZE),
+        jnp.repeat(positions_of(width), num_slots, axis=0),
+        dense_kv(family.kv_specs(), num_slots, width),
+        dense_kv(family.draft_kv_specs(), num_slots, width),
+    )
+    on_mesh = jax.shard_map(
+        partial(features_and_draft, family, parallel),
+        mesh=mesh,
+        in_specs=(weight_specs(family, rules), slots, slots, kv_specs, (heads,)),
+        out_specs=(slots, slots, rules.spec(None, None, "vocab"), heads),
+    )
+    expected = jax.jit(partial(features_and_draft, family, NO_PARALLEL))(*inputs)
+    for split, whole in zip(jax.tree.leaves(jax.jit(on_mesh)(*inputs)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(split, whole, rtol=2e-5, atol=5e-5)
 
 
 def drafter_of(names: tuple[str, ...] = (), num_layers: int = 3, **changes: Any) -> Any:
