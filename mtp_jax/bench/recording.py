@@ -1,9 +1,11 @@
 """What the policy is told after each decode step, kept, and the acceptance rates that follow from it."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats
 
 
@@ -24,6 +26,20 @@ class Recorded:
     def update(self, stats: StepStats) -> "Recorded":
         self.steps.append(stats)
         return replace(self, inner=self.inner.update(stats))
+
+
+@contextmanager
+def recorded(shards: Sequence[Scheduler]) -> Iterator[list[StepStats]]:
+    """The decode steps of these data shards while the block runs; their policies go on with what they learn."""
+    steps: list[StepStats] = []
+    for shard in shards:
+        shard.policy = Recorded(shard.policy, steps)
+    try:
+        yield steps
+    finally:
+        for shard in shards:
+            if isinstance(shard.policy, Recorded):  # as `update` made it, or as it was put there
+                shard.policy = shard.policy.inner
 
 
 @dataclass(frozen=True)

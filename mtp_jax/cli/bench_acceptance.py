@@ -8,7 +8,7 @@ from tqdm import tqdm
 from mtp_jax.bench.acceptance import WAYS, Measured, as_text, json_line, measure
 from mtp_jax.bench.environment import chip, versions
 from mtp_jax.bench.prompts import BUILT_IN, read_prompts, tokens_of
-from mtp_jax.cli.options import Parser, add_compile_cache, add_model
+from mtp_jax.cli.options import Parser, add_compile_cache, add_model, one_data_shard
 from mtp_jax.cli.start import check, engine_options, load, start, use_compile_cache
 from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
@@ -36,6 +36,7 @@ def run(options: Namespace) -> None:
     """A table to stdout, one JSON line last."""
     if options.requests < 1:
         raise ConfigError(f"--requests is {options.requests}; it must be at least 1.")
+    one_data_shard(options, "bench acceptance")
     use_compile_cache(options.compile_cache)
     model = load(options)
     temperatures = options.temperatures or [0.0, 0.6, 1.0]

@@ -19,6 +19,7 @@ from mtp_jax.cli.options import (
     add_model,
     add_sampling,
     add_speculation,
+    one_data_shard,
     sampling_params,
 )
 from mtp_jax.cli.start import Model, check, engine_options, load, speculative_config, start, use_compile_cache
@@ -68,6 +69,7 @@ def run(options: Namespace) -> None:
 def _check_usage(options: Namespace, batch_sizes: Sequence[int]) -> None:
     if options.method == NO_METHOD:
         raise ConfigError("bench decode always times plain decoding too; give --method a way to draft.")
+    one_data_shard(options, "bench decode")
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}; it must be at least 1.")
     if min(batch_sizes) < 1:

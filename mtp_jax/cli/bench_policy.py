@@ -17,6 +17,7 @@ from mtp_jax.cli.options import (
     add_model,
     add_sampling,
     add_speculation,
+    one_data_shard,
     sampling_params,
 )
 from mtp_jax.cli.start import check, engine_options, load, speculative_config, start, use_compile_cache
@@ -86,8 +87,7 @@ def run(options: Namespace) -> None:
 def _check_usage(options: Namespace) -> None:
     if options.method == NO_METHOD:
         raise ConfigError("bench policy compares draft lengths; give --method a way to draft.")
-    if options.mesh and options.mesh.get("data", 1) > 1:
-        raise ConfigError(f"bench policy drains one data shard; --mesh has data={options.mesh['data']}.")
+    one_data_shard(options, "bench policy")
     for name, smallest in (("requests", 1), ("repeats", 1), ("max_tokens", 2)):
         value = getattr(options, name)
         if value < smallest:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from mtp_jax.bench.compare import compare
 from mtp_jax.bench.measure import Workload
-from mtp_jax.bench.recording import Acceptance, Recorded
+from mtp_jax.bench.recording import Acceptance, recorded
 from mtp_jax.bench.tables import shares, step_counts, table
 from mtp_jax.cli.options import (
     NO_METHOD,
@@ -18,6 +18,7 @@ from mtp_jax.cli.options import (
     add_model,
     add_sampling,
     add_speculation,
+    one_data_shard,
     sampling_params,
 )
 from mtp_jax.cli.start import Model, check, engine_options, gated_config, load, start, use_compile_cache
@@ -81,6 +82,8 @@ def _check_usage(options: Namespace) -> None:
         raise ConfigError("generate needs a prompt to go on from; see mtp-jax generate --help.")
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}; it must be at least 1.")
+    if options.compare:
+        one_data_shard(options, "--compare")
     if options.compare and options.method == NO_METHOD:
         raise ConfigError("--compare times drafting against plain decoding, and --method none does not draft.")
 
@@ -93,20 +96,16 @@ def _tokens_of(prompt: str, model: Model) -> tuple[int, ...]:
 
 def _write(llm: LLM, text: str, prompt: tuple[int, ...], params: SamplingParams) -> tuple[RequestOutput, Acceptance]:
     """Prints the prompt to stderr and the new text to stdout, so that a terminal shows both and a pipe the new text."""
-    scheduler = llm.engine.scheduler
-    recorded = Recorded(scheduler.policy)
-    scheduler.policy = recorded
     print(text, end="", file=sys.stderr, flush=True)
-    deltas = llm.stream(prompt, params)
-    while True:
-        try:
-            delta = next(deltas)
-        except StopIteration as end:
-            print(flush=True)
-            assert isinstance(scheduler.policy, Recorded)  # what `update` made of it
-            scheduler.policy = scheduler.policy.inner
-            return end.value, Acceptance.of(recorded.steps)
-        print(delta, end="", flush=True)
+    with recorded(llm.engine.group.shards) as steps:
+        deltas = llm.stream(prompt, params)
+        while True:
+            try:
+                delta = next(deltas)
+            except StopIteration as end:
+                print(flush=True)
+                return end.value, Acceptance.of(steps)
+            print(delta, end="", flush=True)
 
 
 def _listed(completion: CompletionOutput, num_likeliest: int) -> str:

@@ -165,6 +165,13 @@ def sampling_params(options: Namespace) -> SamplingParams:
     )
 
 
+def one_data_shard(options: Namespace, command: str) -> None:
+    """Raises `ConfigError` where a command that drives one scheduler is given a mesh with several."""
+    num_shards = (options.mesh or {}).get("data", 1)
+    if num_shards > 1:
+        raise ConfigError(f"{command} drives one data shard; --mesh has data={num_shards}.")
+
+
 def mesh_sizes(text: str) -> dict[str, int]:
     """Axis sizes from "data=2,model=4". Raises `ValueError` for anything else, as argparse wants it."""
     pairs = (part.split("=") for part in text.split(","))

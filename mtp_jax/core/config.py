@@ -4,7 +4,7 @@
 # What a user passes need not have the type it is annotated with; these checks are what says so.
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -137,7 +137,11 @@ class SpeculativeConfig:
         """Raises `ConfigError` for a field that plain decoding would ignore."""
         for each in fields(self):
             value = getattr(self, each.name)
-            is_asked_for = value is not each.default and value != (0 if isinstance(each.default, int) else each.default)
+            is_left_open = isinstance(value, _Unasked | _UnaskedName)
+            if isinstance(each.default, _Unasked):
+                is_asked_for = not is_left_open and value != 0  # to draft nothing is what plain decoding does
+            else:
+                is_asked_for = not is_left_open and (value != each.default or isinstance(each.default, _UnaskedName))
             if each.name != "method" and is_asked_for:
                 raise ConfigError(
                     f"{each.name} is {value!r}, and method=None is plain decoding, which does not draft; leave it out."
@@ -215,6 +219,22 @@ class SpeculativeConfig:
         if self.acceptance == "relaxed":
             raise ConfigError('acceptance="relaxed" does nothing under synthetic_acceptance; leave one of them out.')
         object.__setattr__(self, "synthetic_acceptance", tuple(float(share) for share in shares))
+
+    def limited_to(self, max_draft_len: int) -> "SpeculativeConfig":
+        """The same with a shorter Kmax; draft lengths of a schedule and forced shares past it go.
+
+        >>> SpeculativeConfig(policy="schedule", draft_len_schedule={4: 3, 16: 1}).limited_to(2).draft_len_schedule
+        {4: 2, 16: 1}
+        """
+        schedule, shares = self.draft_len_schedule, self.synthetic_acceptance
+        if schedule is not None:
+            schedule = {size: min(draft_len, max_draft_len) for size, draft_len in schedule.items()}
+        return replace(
+            self,
+            num_speculative_tokens=max_draft_len,
+            draft_len_schedule=schedule,
+            synthetic_acceptance=None if shares is None else tuple(shares)[:max_draft_len],
+        )
 
     def asked(self, name: str) -> Any:
         """A field's value if the user gave one; None where it was left open."""

@@ -54,7 +54,7 @@ class Engine:
         method, max_draft_len = resolve_method(config.speculative, family)
         speculative = config.speculative
         if max_draft_len != speculative.num_speculative_tokens:
-            speculative = replace(speculative, num_speculative_tokens=max_draft_len)
+            speculative = speculative.limited_to(max_draft_len)
         self.config = replace(config, speculative=speculative)
         check_mesh(family, config.mesh)
         check_shortlist(weights, speculative.draft_vocab_size, config.mesh)

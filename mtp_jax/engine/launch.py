@@ -121,7 +121,7 @@ class Launcher:
         """A step of this shape, ready to be called, in which every slot of the bucket drafts and verifies."""
         packed = self._batch.idle_inputs(shape)
         packed[:, Column.LIVE] = 1
-        packed[:, Column.DRAFT_CAP] = shape.draft_len
+        packed[:, Column.DRAFT_CAP] = self._config.topology.num_drafts(shape.draft_len)
         packed[:, Column.LIMIT] = self._config.max_model_len - 1
         inputs = self._placement.put_rows(packed)
         self._reset_slots()

@@ -126,3 +126,18 @@ def test_compare_says_where_tokens_differ_and_still_ends_well(
     sentence = capsys.readouterr().out.splitlines()[-1]
     assert sentence.startswith("The tokens are NOT equal: at output position 0 drafting gave token ")
     assert "its best token led the second by" in sentence
+
+
+def test_a_mesh_of_two_data_shards_writes_too(capsys: pytest.CaptureFixture[str], use_model: UseModel) -> None:
+    use_model(vocab_size=30)
+    command = ["generate", "ab", "--max-tokens", "4", "--num-speculative-tokens", "1", "--policy", "fixed"]
+    assert main([*command, "--mesh", "data=2"]) == 0
+    printed = capsys.readouterr()
+    assert "4 tokens in" in printed.err
+    assert "tokens a step" in printed.err
+
+
+@pytest.mark.parametrize("command", [["generate", "ab", "--compare"], ["bench", "decode"], ["bench", "acceptance"]])
+def test_what_drives_one_scheduler_refuses_several(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--mesh", "data=2"]) == 2
+    assert "drives one data shard; --mesh has data=2." in capsys.readouterr().err

@@ -233,11 +233,22 @@ def test_plain_decoding_has_no_draft_length() -> None:
         {"near_limit": "group_zero"},
         {"acceptance": "relaxed"},
         {"draft_sampling": "greedy"},
+        {"draft_sampling": "coupled"},
     ],
 )
 def test_plain_decoding_together_with_a_way_to_draft_is_a_contradiction(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(fields))}.*method=None is plain decoding"):
         SpeculativeConfig(method=None, **fields)
+
+
+def test_fewer_mtp_layers_shorten_all_that_speaks_of_draft_lengths() -> None:
+    """A model with two MTP layers, asked for three drafts: what goes beyond is cut, not refused."""
+    spec = SpeculativeConfig(policy="schedule", draft_len_schedule={2: 3, 4: 1}, synthetic_acceptance=[0.9, 0.8, 0.7])
+    limited = spec.limited_to(2)
+    assert limited.num_speculative_tokens == 2
+    assert limited.draft_len_schedule == {2: 2, 4: 1}
+    assert limited.synthetic_acceptance == (0.9, 0.8)
+    assert limited.limited_to(2) == limited
 
 
 def test_host_modules_do_not_load_jax() -> None:
