@@ -41,7 +41,7 @@ def engine_config(
     if numerics != "fast":
         raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
     if isinstance(speculative_config, Mapping):
-        speculative_config = _speculative_from(speculative_config)
+        speculative_config = speculative_from(speculative_config)
     if not isinstance(speculative_config, SpeculativeConfig | None):
         raise ConfigError(
             f"speculative_config is {speculative_config!r}; it must be None, a SpeculativeConfig or a dict."
@@ -105,9 +105,12 @@ def _check_variants(speculative: SpeculativeConfig) -> None:
     _ = rule_of(speculative), POLICIES[speculative.policy]
 
 
-def _speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
+def speculative_from(options: Mapping[str, Any]) -> SpeculativeConfig:
+    """The configuration with these fields. `ConfigError` for a name that it does not have."""
     known = SpeculativeConfig.__dataclass_fields__
     for name in options:
         if name not in known:
             raise ConfigError(f"speculative_config has no field {name!r}; it has {', '.join(known)}.")
-    return SpeculativeConfig(**options)
+    speculative = SpeculativeConfig(**options)
+    _check_variants(speculative)
+    return speculative

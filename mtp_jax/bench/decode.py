@@ -2,7 +2,7 @@
 
 Draft lengths 0..Kmax run on one engine, whose policy is exchanged between runs; plain decoding runs on an engine
 without drafter, the fastest plain program there is. `K=0` is that first engine drafting nothing: what it costs to keep
-the drafter's KV cache up to date.
+the drafter's KV cache up to date. Engines that draft in other ways may run against them, each at its longest drafts.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ class DecodeBench:
     differences: Mapping[str, Sequence[Difference]]
     step_cost_ms: Mapping[StepShape, float]  # of the drafting engine, measured one at a time after warm-up
     compile_s: Mapping[str, float]  # by engine: compile and first run of its whole grid
+    num_rows: Mapping[str, int]  # that a step verifies, the pending token's included; no entry where it varies
 
     def as_dict(self) -> dict[str, Any]:
         """What the JSON line says about this batch size."""
@@ -43,6 +44,7 @@ class DecodeBench:
                     "tokens_per_s_runs": [round(run.tokens_per_s, 2) for run in timing.runs],
                     "ratio_to_plain": round(timing.ratio_to(plain), 4),
                     "ms_per_step": round(timing.ms_per_step, 4),
+                    "rows_per_step": self.num_rows.get(name),
                     "mean_acceptance_length": round(timing.mean_acceptance_length, 4),
                     "acceptance_unconditional": [round(share, 4) for share in timing.acceptance.unconditional],
                     "acceptance_conditional": [round(share, 4) for share in timing.acceptance.conditional],
@@ -61,13 +63,14 @@ class DecodeBench:
     def as_text(self) -> str:
         """A table for people."""
         plain = self.timings[PLAIN]
-        head = ["", "tokens/s", "x plain", "ms/step", "tokens/step", "different"]
+        head = ["", "tokens/s", "x plain", "ms/step", "rows/step", "tokens/step", "different"]
         rows = [
             [
                 name,
                 f"{timing.tokens_per_s:.1f}",
                 f"{timing.ratio_to(plain):.2f}",
                 f"{timing.ms_per_step:.2f}",
+                str(self.num_rows.get(name, "")),
                 f"{timing.mean_acceptance_length:.2f}",
                 str(len(self.differences[name])),
             ]
@@ -97,15 +100,29 @@ class DecodeBench:
 
 
 def bench_decode(
-    drafting: LLM, plain: LLM, workload: Workload, *, repeats: int, on_run: Callable[[], object] = lambda: None
+    drafting: LLM,
+    plain: LLM,
+    workload: Workload,
+    *,
+    repeats: int,
+    against: Mapping[str, LLM] | None = None,
+    on_run: Callable[[], object] = lambda: None,
 ) -> DecodeBench:
-    """Times the workload under every variant. `drafting` was built with the goodput policy, `plain` without drafter."""
+    """Times the workload under every variant. `drafting` was built with the goodput policy, `plain` without drafter.
+
+    `against`: more engines by name, timed at their Kmax.
+    """
+    against = against or {}
     batch_size = len(workload.prompts)
     fixed = {
         f"K={draft_len}": Variant(drafting, ScheduledDraftLen(((batch_size, draft_len),)))
         for draft_len in range(drafting.engine.config.max_draft_len + 1)
     }
-    variants = {PLAIN: Variant(plain), **fixed, GOODPUT: Variant(drafting)}
+    others = {
+        name: Variant(llm, ScheduledDraftLen(((batch_size, llm.engine.config.max_draft_len),)))
+        for name, llm in against.items()
+    }
+    variants = {PLAIN: Variant(plain), **fixed, GOODPUT: Variant(drafting), **others}
     timings = time_in_turns(variants, workload, repeats=repeats, on_run=on_run)
     reference = timings[PLAIN].runs[0]
     return DecodeBench(
@@ -116,8 +133,18 @@ def bench_decode(
         compile_s={
             "drafting": max(drafting.engine.launcher.warm_up_s.values()),
             PLAIN: max(plain.engine.launcher.warm_up_s.values()),
+            **{name: max(llm.engine.launcher.warm_up_s.values()) for name, llm in against.items()},
+        },
+        num_rows={
+            PLAIN: 1,
+            **{f"K={draft_len}": _num_rows(drafting, draft_len) for draft_len in range(len(fixed))},
+            **{name: _num_rows(llm, llm.engine.config.max_draft_len) for name, llm in against.items()},
         },
     )
+
+
+def _num_rows(llm: LLM, draft_len: int) -> int:
+    return llm.engine.config.topology.num_drafts(draft_len) + 1
 
 
 def _in_any_run(timing: Timing, plain: Run) -> list[Difference]:

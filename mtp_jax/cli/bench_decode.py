@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tqdm import tqdm
 
 from mtp_jax.bench.compare import caveat
@@ -26,6 +27,7 @@ from mtp_jax.cli.start import Model, check, engine_options, load, speculative_co
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
+from mtp_jax.options import speculative_from
 
 
 def add_options(parser: Parser) -> None:
@@ -37,6 +39,14 @@ def add_options(parser: Parser) -> None:
         "--prompts", metavar="FILE", help='JSONL with "prompt" or "turns" a line; by default a few built-in lines'
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds that are timed")
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE,...",
+        help="another way to draft to time beside, as fields of SpeculativeConfig, such as "
+        "method=dynamic_tree,num_speculative_tokens=3,tree_topk=2,tree_nodes=7; may be given several times",
+    )
     add_speculation(parser, policies=())
     add_sampling(parser, ignore_eos=True)
     add_model(parser)
@@ -49,6 +59,7 @@ def run(options: Namespace) -> None:
     _check_usage(options, batch_sizes)
     use_compile_cache(options.compile_cache)
     speculative = speculative_config(options, policy="goodput")
+    others = {text: speculative_from(_fields_of(text)) for text in options.against}
     model = load(options)
     prompts = BUILT_IN if options.prompts is None else read_prompts(Path(options.prompts))
     results: list[DecodeBench] = []
@@ -59,9 +70,15 @@ def run(options: Namespace) -> None:
         if not facts:
             facts = _facts(options, drafting)
             print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-        num_runs = (drafting.engine.config.max_draft_len + 3) * (options.repeats + 1)
+        against = {
+            text: start(model, other, _settings(model, workload, options), f"compiling {text}")
+            for text, other in others.items()
+        }
+        num_runs = (drafting.engine.config.max_draft_len + 3 + len(against)) * (options.repeats + 1)
         with tqdm(total=num_runs, desc="timing", unit="run", disable=None, leave=False) as bar:
-            results.append(bench_decode(drafting, plain, workload, repeats=options.repeats, on_run=bar.update))
+            results.append(
+                bench_decode(drafting, plain, workload, repeats=options.repeats, against=against, on_run=bar.update)
+            )
         print(f"{results[-1].as_text()}\n", flush=True)
     print(json_line(results, facts))
 
@@ -79,18 +96,33 @@ def _check_usage(options: Namespace, batch_sizes: Sequence[int]) -> None:
 def _engines(
     model: Model, speculative: SpeculativeConfig | None, workload: Workload, options: Namespace
 ) -> tuple[LLM, LLM]:
+    settings = _settings(model, workload, options)
+    for prompt in workload.prompts:
+        check(model, speculative, settings, prompt, workload.params)
+    drafting = start(model, speculative, settings, "compiling")
+    return drafting, start(model, None, settings, "compiling plain decoding")
+
+
+def _settings(model: Model, workload: Workload, options: Namespace) -> dict[str, Any]:
     longest = max(map(len, workload.prompts))
-    settings = engine_options(
+    return engine_options(
         options,
         model,
         num_slots=len(workload.prompts),
         num_tokens=longest + workload.params.max_tokens,
         longest_prompt=longest,
     )
-    for prompt in workload.prompts:
-        check(model, speculative, settings, prompt, workload.params)
-    drafting = start(model, speculative, settings, "compiling")
-    return drafting, start(model, None, settings, "compiling plain decoding")
+
+
+def _fields_of(text: str) -> dict[str, Any]:
+    """Fields by name. `ConfigError` unless each part is a name, "=" and a YAML value."""
+    fields: dict[str, Any] = {}
+    for part in text.split(","):
+        name, separator, value = part.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"--against {text}: {part!r} is not of the form FIELD=VALUE.")
+        fields[name] = yaml.safe_load(value)
+    return fields
 
 
 def _facts(options: Namespace, llm: LLM) -> dict[str, Any]:

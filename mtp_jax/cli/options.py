@@ -105,6 +105,8 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         metavar="N",
         help="draft among the N most frequent tokens only; mtp-jax rank-tokens makes the ranking (default: all)",
     )
+    add("--tree-topk", type=int, metavar="N", help="with dynamic_tree: continuations of a node (default: 4)")
+    add("--tree-nodes", type=int, metavar="N", help="with dynamic_tree: drafts verified a step (default: topk * K)")
     add(
         "--draft-sampling",
         choices=DRAFT_SAMPLINGS,

@@ -60,6 +60,8 @@ def speculative_config(options: Namespace, **more: Any) -> SpeculativeConfig | N
         model=options.speculative_model,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_vocab_size=options.draft_vocab_size,
+        tree_topk=options.tree_topk,
+        tree_nodes=options.tree_nodes,
         acceptance=options.acceptance,
         block_verification=options.block_verification,
         **{name: value for name in _OPEN if (value := getattr(options, name)) is not None},

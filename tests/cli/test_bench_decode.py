@@ -13,6 +13,7 @@ from mtp_jax.cli import main
 from mtp_jax.core.errors import ConfigError
 from tests.cli.conftest import toy_model
 
+TREE = "method=dynamic_tree,num_speculative_tokens=2,tree_topk=2,tree_nodes=3"
 ARGUMENTS = (
     "bench",
     "decode",
@@ -35,7 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     prompts.write_text('{"prompt": "some text"}\n\n{"turns": ["some more", "ignored"]}\n')
     with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(StringIO()) as out:
         toy_model(monkeypatch, folder)(draft_hit_percent=60)
-        assert main([*ARGUMENTS, "--batch-sizes", "1", "2", "--prompts", str(prompts)]) == 0
+        assert main([*ARGUMENTS, "--batch-sizes", "1", "2", "--prompts", str(prompts), "--against", TREE]) == 0
     *text, last = out.getvalue().splitlines()
     return "\n".join(text), json.loads(last)
 
@@ -48,14 +49,15 @@ def test_every_variant_is_measured_and_equal_to_plain(report: Report) -> None:
     assert [result["batch_size"] for result in facts["results"]] == [1, 2]
     for result in facts["results"]:
         variants = result["variants"]
-        assert list(variants) == ["plain", "K=0", "K=1", "K=2", "goodput"]
+        assert list(variants) == ["plain", "K=0", "K=1", "K=2", "goodput", TREE]
+        assert [variant["rows_per_step"] for variant in variants.values()] == [1, 1, 2, 3, None, 4]
         for name, variant in variants.items():
             assert name in text
             assert variant["num_requests_different_from_plain"] == 0
             assert len(variant["tokens_per_s_runs"]) == 2
             ratio = variant["tokens_per_s"] / variants["plain"]["tokens_per_s"]
             assert variant["ratio_to_plain"] == pytest.approx(ratio, rel=0.01)
-        assert set(result["compile_s"]) == {"drafting", "plain"}
+        assert set(result["compile_s"]) == {"drafting", "plain", TREE}
         buckets = [1] if result["batch_size"] == 1 else [1, 2]
         assert set(result["step_cost_ms"]) == {f"slots={slots},K={k}" for slots in buckets for k in range(3)}
 
@@ -91,4 +93,21 @@ def test_bad_prompt_files_are_refused(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(text)
     assert main([*ARGUMENTS, "--prompts", str(prompts)]) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("method", "'method' is not of the form FIELD=VALUE"),
+        ("method=tree", "method is 'tree'"),
+        ("topk=2", "speculative_config has no field 'topk'"),
+        ("method=dynamic_tree,tree_nodes=2", "tree_nodes is 2, below num_speculative_tokens=3"),
+    ],
+)
+def test_bad_configurations_to_time_against_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, named: str
+) -> None:
+    toy_model(monkeypatch, tmp_path)()
+    assert main([*ARGUMENTS, "--against", text]) == 2
     assert named in capsys.readouterr().err

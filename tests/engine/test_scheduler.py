@@ -9,6 +9,7 @@ from mtp_jax.core.errors import InvariantError
 from mtp_jax.engine.decisions import PrefillDecision, StepDecision
 from mtp_jax.policies.api import PolicyView, StepStats
 from mtp_jax.testing.fake_device import HostModel, numbered_request
+from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.strategies import acceptance_masks
 
 
@@ -257,3 +258,32 @@ def test_bug_b79_ten_thousand_requests_leak_nothing() -> None:
         for _ in range(2):
             model.step(number % 4, (number % 5, number % 3))
     model.finish(100_000)
+
+
+def test_of_a_tree_policies_see_levels_and_counters_see_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two right of three levels: `StepStats` and the lists by position say so, and twelve drafts were verified."""
+    model = HostModel(
+        EngineConfig(
+            max_model_len=64,
+            max_num_seqs=1,
+            speculative=SpeculativeConfig(method="dynamic_tree", tree_topk=4, tree_nodes=12),
+            readback_depth=0,
+        )
+    )
+    seen: list[StepStats] = []
+
+    def update(self: ScriptedDraftLen, stats: StepStats) -> ScriptedDraftLen:
+        seen.append(stats)
+        return self
+
+    monkeypatch.setattr(ScriptedDraftLen, "update", update)
+    model.submit(numbered_request(0, prompt_len=3, max_tokens=30))
+    model.step(0, (0,))  # the prompt
+    model.step(3, (2,))
+    assert [(stats.draft_len, stats.drafted, stats.accepted) for stats in seen] == [(3, (1, 1, 1), (1, 1, 0))]
+    totals = model.scheduler.totals
+    assert (totals.num_drafts, totals.num_draft_tokens, totals.num_accepted_tokens) == (1, 12, 2)
+    assert totals.num_draft_tokens_per_pos == [1, 1, 1]
+    assert totals.num_accepted_tokens_per_pos == [1, 1]
+    (slot,) = model.scheduler.slots
+    assert slot.known_len == slot.reserved_len == 6  # the bound grew by four, and gave back the one not emitted
