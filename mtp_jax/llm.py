@@ -1,6 +1,5 @@
 """`LLM`: what a notebook or a script uses. Text, tokenizer and outputs around an `Engine` of token ids."""
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -12,20 +11,21 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from mtp_jax.checkpoints import add_drafter, load_model
-from mtp_jax.core.config import FinishReason, SamplingParams, SpeculativeConfig
+from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError, EngineFailed
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.interrupts import interrupts_held
 from mtp_jax.engine.launch import OnShape
 from mtp_jax.engine.requests import Progress, Request, StepRecord
+from mtp_jax.jobs import Job, Samples, derived_seed, params_of_samples, sample_seed
 from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.shortlist import with_shortlist
 from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.options import check_option_names, engine_config, resolve_dtype
-from mtp_jax.outputs import CompletionOutput, RequestOutput, listed_logprobs
+from mtp_jax.outputs import RequestOutput
 from mtp_jax.progress import compile_bar
-from mtp_jax.prompts import Prompt, checked_tokens, one_params, params_for, prompt_list
+from mtp_jax.prompts import Prompt, checked_tokens, params_for, prompt_list, single_params
 from mtp_jax.text import Detokenizer, encode, in_tokens, load_tokenizer
 
 
@@ -129,23 +129,25 @@ class LLM:
         """
         given = prompt_list(prompts)
         params_list = params_for(given, sampling_params)
-        jobs = [
-            self._job(prompt, params, index)
+        groups = [
+            self._samples(prompt, params, index)
             for index, (prompt, params) in enumerate(zip(given, params_list, strict=True))
         ]
-        with tqdm(total=len(jobs), desc="requests", unit="req", disable=None if use_tqdm else True) as bar:
+        group_of = {job: group for group in groups for job in group.jobs}
+        with tqdm(total=len(groups), desc="requests", unit="req", disable=None if use_tqdm else True) as bar:
 
-            def on_finished(job: _Job) -> None:
-                bar.update()
-                if on_output is not None:
-                    on_output(job.output())
+            def on_finished(job: Job) -> None:
+                if group_of[job].is_finished:
+                    bar.update()
+                    if on_output is not None:
+                        on_output(group_of[job].output())
 
             try:
-                self._run(jobs, on_finished)
+                self._run(list(group_of), on_finished)
             except EngineFailed as failure:
-                failure.outputs = [job.output() for job in jobs if job.is_finished]
+                failure.outputs = [group.output() for group in groups if group.is_finished]
                 raise
-        return [job.output() for job in jobs]
+        return [group.output() for group in groups]
 
     def generate_each(self, requests: Iterable[tuple[Prompt, SamplingParams]]) -> Iterator[tuple[int, RequestOutput]]:
         """(place in `requests`, output) of each request as it ends: for more requests than anyone wants in memory.
@@ -155,25 +157,28 @@ class LLM:
         """
         room = 2 * self.engine.config.max_num_seqs
         source = enumerate(requests)
-        jobs: dict[int, _Job] = {}
+        groups: dict[int, Samples] = {}
         self.engine.start()
         try:
             while True:
-                for place, (prompt, params) in islice(source, room - len(jobs)):
-                    jobs[place] = self._job(prompt, params, place)
-                    self._submit(jobs[place])
-                if not jobs:
+                for place, (prompt, params) in islice(source, room - len(groups)):
+                    groups[place] = self._samples(prompt, params, place)
+                    for job in groups[place].jobs:
+                        self._submit(job)
+                if not groups:
                     return
-                ended = [place for place, job in jobs.items() if self._is_over(job)]
+                ended = [place for place, group in groups.items() if self._are_over(group)]
                 for place in ended:
-                    job = jobs.pop(place)
-                    self._sinks.pop(job.request.request_id)
-                    yield place, job.output()
-                if jobs and not ended:
+                    group = groups.pop(place)
+                    for job in group.jobs:
+                        self._sinks.pop(job.request.request_id)
+                    yield place, group.output()
+                if groups and not ended:
                     self._step()
         finally:
-            for job in jobs.values():
-                self._forget(job)
+            for group in groups.values():
+                for job in group.jobs:
+                    self._forget(job)
             self._drain_if_idle()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[str, None, RequestOutput]:
@@ -182,7 +187,8 @@ class LLM:
         The generator's return value (`output = yield from llm.stream(...)`) is what `generate` would have returned.
         Raises `ConfigError` if the request is refused. Closing the iterator cancels the request.
         """
-        job = self._job(prompt, one_params(params), 0)
+        samples = self._samples(prompt, single_params(params, "stream"), 0)
+        (job,) = samples.jobs
         if self.tokenizer is None:
             raise ConfigError("stream gives text and this model has no tokenizer; use generate with token ids.")
         num_sent = 0
@@ -191,11 +197,11 @@ class LLM:
             if len(text) > num_sent:
                 yield text[num_sent:]
                 num_sent = len(text)
-        return job.output()
+        return samples.output()
 
     def trace(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepRecord]:
         """One record per decode step: what was drafted, what the target said, what was emitted."""
-        job = self._job(prompt, one_params(params), 0, wants_trace=True)
+        (job,) = self._samples(prompt, single_params(params, "trace"), 0, wants_trace=True).jobs
         num_sent = 0
         for _ in self._progress_of(job):
             fresh = job.records[num_sent:]
@@ -224,7 +230,8 @@ class LLM:
 
     # ---- inside
 
-    def _job(self, prompt: Prompt, params: SamplingParams, index: int, *, wants_trace: bool = False) -> "_Job":
+    def _samples(self, prompt: Prompt, params: SamplingParams, index: int, *, wants_trace: bool = False) -> Samples:
+        """The requests that one prompt of a call makes: `params.n` of them, alike but for their seeds."""
         self._num_requests += 1
         request_id = str(self._num_requests - 1)
         text, tokens, problem = self._tokens_of(prompt)
@@ -234,20 +241,23 @@ class LLM:
             params = in_tokens(params, self.tokenizer)
         except ConfigError as error:
             problem = problem or str(error)
-        detokenizer = None
-        if self.tokenizer is not None and all(isinstance(stop, str) and stop for stop in params.stop_strings):
-            detokenizer = Detokenizer(self.tokenizer, params.stop_strings, params.min_tokens)
-        request = Request(
-            request_id=request_id,
-            prompt=tuple(tokens),
-            params=params,
-            seed=params.seed if params.seed is not None else derived_seed(self.engine.config.seed, index, 0),
-            eos_token_ids=self.family.eos_token_ids,
-            watcher=detokenizer,
-            wants_trace=wants_trace,
-        )
-        is_lossy = self.engine.config.speculative.is_lossy
-        return _Job(request, text, detokenizer, problem, self.tokenizer, is_lossy=is_lossy)
+        seed = params.seed if params.seed is not None else derived_seed(self.engine.config.seed, index)
+        jobs: list[Job] = []
+        for sample, of_sample in enumerate(params_of_samples(params)):
+            detokenizer = None
+            if self.tokenizer is not None and all(isinstance(stop, str) and stop for stop in params.stop_strings):
+                detokenizer = Detokenizer(self.tokenizer, params.stop_strings, params.min_tokens)
+            request = Request(
+                request_id=request_id if sample == 0 else f"{request_id}.{sample}",
+                prompt=tuple(tokens),
+                params=of_sample,
+                seed=sample_seed(seed, sample),
+                eos_token_ids=self.family.eos_token_ids,
+                watcher=detokenizer,
+                wants_trace=wants_trace,
+            )
+            jobs.append(Job(request, detokenizer, problem, self.tokenizer))
+        return Samples(text, jobs, is_lossy=self.engine.config.speculative.is_lossy)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
         if isinstance(prompt, Mapping):
@@ -265,7 +275,7 @@ class LLM:
         except ConfigError as error:
             return prompt, (), str(error)
 
-    def _progress_of(self, job: "_Job") -> Iterator[None]:
+    def _progress_of(self, job: Job) -> Iterator[None]:
         """Steps until the job is finished. Raises `ConfigError` if it is refused, before or by admission."""
         try:
             self._submit(job)
@@ -278,7 +288,7 @@ class LLM:
         finally:
             self._forget(job)
 
-    def _run(self, jobs: Sequence["_Job"], on_finished: Callable[["_Job"], None]) -> None:
+    def _run(self, jobs: Sequence[Job], on_finished: Callable[[Job], None]) -> None:
         unfinished = list(jobs)
         self.engine.start()
         try:
@@ -298,7 +308,7 @@ class LLM:
                 self._forget(job)
             self._drain_if_idle()
 
-    def _submit(self, job: "_Job") -> None:
+    def _submit(self, job: Job) -> None:
         self._sinks[job.request.request_id] = []
         if job.problem is not None:
             job.reject(job.problem)
@@ -313,17 +323,18 @@ class LLM:
                 if sink is not None:
                     sink.append(progress)
 
-    def _deliver(self, job: "_Job") -> None:
+    def _deliver(self, job: Job) -> None:
         sink = self._sinks[job.request.request_id]
         for progress in sink:
             job.take(progress)
         sink.clear()
 
-    def _is_over(self, job: "_Job") -> bool:
-        self._deliver(job)
-        return job.is_finished
+    def _are_over(self, samples: Samples) -> bool:
+        for job in samples.jobs:
+            self._deliver(job)
+        return samples.is_finished
 
-    def _forget(self, job: "_Job") -> None:
+    def _forget(self, job: Job) -> None:
         """Ends a request that its reader left, and reads what is in flight once nobody is served."""
         self._sinks.pop(job.request.request_id, None)
         if not job.is_finished:
@@ -333,78 +344,3 @@ class LLM:
     def _drain_if_idle(self) -> None:
         if not self.engine.group.has_work:
             self.engine.drain()
-
-
-class _Job:
-    """One request on its way through the engine."""
-
-    def __init__(
-        self,
-        request: Request,
-        prompt: str | None,
-        detokenizer: Detokenizer | None,
-        problem: str | None,
-        tokenizer: Tokenizer | None,
-        *,
-        is_lossy: bool,
-    ) -> None:
-        self.request = request
-        self._is_lossy = is_lossy
-        self.problem = problem
-        self.is_finished = False
-        self._prompt = prompt
-        self._detokenizer = detokenizer
-        self._tokenizer = tokenizer
-        self._last: Progress | None = None
-
-    @property
-    def text(self) -> str:
-        return "" if self._detokenizer is None else self._detokenizer.text
-
-    @property
-    def settled_text(self) -> str:
-        return "" if self._detokenizer is None else self._detokenizer.settled_text
-
-    @property
-    def records(self) -> list[StepRecord]:
-        return [] if self._last is None else self._last.state.records
-
-    def take(self, progress: Progress) -> None:
-        self._last = progress
-        if progress.finish_reason is None:
-            return
-        self.is_finished = True
-        self.problem = progress.error
-        if self._detokenizer is not None:
-            self._detokenizer.finish()
-
-    def reject(self, problem: str) -> None:
-        self.problem, self.is_finished = problem, True
-
-    def raise_if_rejected(self) -> None:
-        if self.problem is not None:
-            raise ConfigError(self.problem)
-
-    def output(self) -> RequestOutput:
-        request, last = self.request, self._last
-        if self.problem is not None or last is None:
-            completion = CompletionOutput(0, "", [], FinishReason.REJECTED.value, error=self.problem)
-            return RequestOutput(request.request_id, self._prompt, list(request.prompt), [completion])
-        state = last.state
-        wanted = request.params.logprobs
-        completion = CompletionOutput(
-            index=0,
-            text=self.text,
-            token_ids=list(state.tokens),
-            finish_reason=last.finish_reason.value if last.finish_reason else None,
-            stop_reason=last.stop_reason,
-            logprobs=None if wanted is None else listed_logprobs(state.logprobs, wanted, self._tokenizer),
-            is_lossy=self._is_lossy,
-        )
-        return RequestOutput(request.request_id, self._prompt, list(request.prompt), [completion], state.metrics)
-
-
-def derived_seed(llm_seed: int, index: int, sample: int) -> int:
-    """The seed of a request that brought none: from the LLM's seed, its index in the call and the sample number."""
-    digest = hashlib.blake2b(f"{llm_seed},{index},{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")

@@ -42,7 +42,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """Everything about one request, in the order it was given."""
+    """Everything about one request, in the order it was given.
+
+    `outputs` has an entry for each of `SamplingParams.n` samples, and `metrics` counts all of them. `prompt_logprobs`
+    has one for each prompt token, as `CompletionOutput.logprobs` has for output tokens; None for the first.
+    """
 
     request_id: str
     prompt: str | None
@@ -50,12 +54,13 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def listed_logprobs(
     logprobs: list[TokenLogprob], num_listed: int, tokenizer: Tokenizer | None
 ) -> list[dict[int, Logprob]]:
-    """vLLM's form: for each emitted token a dict of the `num_listed` most likely tokens and itself."""
+    """vLLM's form: for each token a dict of the `num_listed` most likely tokens and itself."""
 
     def text(token: int) -> str | None:
         return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)

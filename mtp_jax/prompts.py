@@ -42,6 +42,14 @@ def one_params(params: Any) -> SamplingParams:
     return params
 
 
+def single_params(params: Any, what: str) -> SamplingParams:
+    """The parameters of one prompt; `ConfigError` for more samples than one, which `what` cannot show."""
+    one = one_params(params)
+    if isinstance(one.n, int) and one.n > 1:
+        raise ConfigError(f"n is {one.n}, and {what} shows one sample; it must be 1, or use generate.")
+    return one
+
+
 def params_for(
     prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:

@@ -198,3 +198,78 @@ def test_text_does_not_depend_on_drafting(llm: LLM, monkeypatch: pytest.MonkeyPa
         params = SamplingParams(temperature=0.9, top_k=20, top_p=0.95, seed=7, max_tokens=20)
         texts.append([output.outputs[0] for output in llm.generate(["abc", "cab", "b"], params, use_tqdm=False)])
     assert texts[0] == texts[1] == texts[2]
+
+
+# ---- several samples, log-probabilities of the prompt
+
+
+def test_samples_are_requests_that_differ_in_their_seeds(llm: LLM) -> None:
+    """The first one is what n=1 gives, seeded or not, beside whatever other prompts."""
+    for seed in (None, 9):
+        params = SamplingParams(seed=seed, max_tokens=12, n=4)
+        first, second = llm.generate(["abc", [3, 1]], [params, replace(params, n=2)], use_tqdm=False)
+        alone = llm.generate(["abc", [3, 1]], replace(params, n=1), use_tqdm=False)
+        assert [completion.index for completion in first.outputs] == [0, 1, 2, 3]
+        assert len({tuple(completion.token_ids) for completion in first.outputs}) == 4
+        assert len(second.outputs) == 2
+        for several, single in zip((first, second), alone, strict=True):
+            assert several.outputs[0] == single.outputs[0]
+            assert several.prompt_token_ids == single.prompt_token_ids
+            assert several.prompt == single.prompt
+
+
+def test_metrics_of_samples_are_their_sums(llm: LLM) -> None:
+    ended: list[RequestOutput] = []
+    params = SamplingParams(seed=3, max_tokens=12, n=3, stop="e")
+    outs = llm.generate(["abc", "b"], params, use_tqdm=False, on_output=ended.append)
+    assert sorted(out.request_id for out in ended) == sorted(out.request_id for out in outs)
+    for out in outs:
+        metrics, num_tokens = out.metrics, sum(len(completion.token_ids) for completion in out.outputs)
+        assert metrics.num_steps == len(metrics.draft_lens)
+        assert metrics.num_accepted_tokens == sum(metrics.accepted_per_pos)
+        # Each sample: one token by its prefill, then the accepted drafts of its steps, and a bonus token where no stop
+        # cut it away.
+        assert num_tokens <= len(out.outputs) + metrics.num_steps + metrics.num_accepted_tokens
+        assert num_tokens >= len(out.outputs) + metrics.num_accepted_tokens
+
+
+def test_one_sample_is_shown_at_a_time(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="n is 2, and stream shows one sample"):
+        next(llm.stream("abc", SamplingParams(n=2)))
+    with pytest.raises(ConfigError, match="n is 2, and trace shows one sample"):
+        next(llm.trace("abc", SamplingParams(n=2)))
+
+
+def test_all_samples_of_a_bad_request_say_why(llm: LLM) -> None:
+    (out,) = llm.generate([[29]], SamplingParams(n=3), use_tqdm=False)
+    assert [completion.finish_reason for completion in out.outputs] == ["rejected"] * 3
+    assert {completion.error for completion in out.outputs} == {out.outputs[0].error}
+    assert out.prompt_logprobs is None
+
+
+def test_log_probabilities_of_the_prompt_have_none_for_its_first_token(llm: LLM) -> None:
+    params = SamplingParams(seed=3, max_tokens=4, prompt_logprobs=2, n=2)
+    (out,) = llm.generate(["abcabc"], params, use_tqdm=False)
+    assert out.prompt_logprobs is not None
+    first, *others = out.prompt_logprobs
+    assert first is None
+    assert len(others) == 5
+    for token, listed in zip(out.prompt_token_ids[1:], others, strict=True):
+        assert listed is not None
+        assert 2 <= len(listed) <= 3
+        assert listed[token].logprob < 0
+        assert {1, 2} <= {each.rank for each in listed.values()}
+    assert generate(llm, "a", prompt_logprobs=0).prompt_logprobs == [None]
+    assert generate(llm, "ab").prompt_logprobs is None
+
+
+def test_bad_words_and_stop_strings_obey_the_text(llm: LLM) -> None:
+    """A word of the text is banned as text; the string that ended it is not looked for before min_tokens."""
+    whole = greedy(llm, "abc").outputs[0].text
+    without = greedy(llm, "abc", bad_words=[whole[4:6]]).outputs[0].text
+    assert whole[4:6] not in without
+    stop = whole[2:4]
+    assert greedy(llm, "abc", stop=stop).outputs[0].finish_reason == "stop"
+    late = greedy(llm, "abc", stop=stop, min_tokens=10).outputs[0]
+    assert len(late.token_ids) > 10
+    assert late.text.startswith(whole[:10])

@@ -25,7 +25,7 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
     if rejected is not None:
         return _error(asked.custom_id, BAD_REQUEST, "invalid_request", rejected)
     num_completion = sum(len(one.token_ids) for one in output.outputs)
-    body = {
+    body: dict[str, Any] = {
         "id": _id_of("cmpl", asked.custom_id),
         "object": "text_completion",
         "model": model,
@@ -43,6 +43,11 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
             "mean_acceptance_length": output.metrics.mean_acceptance_length,
         },
     }
+    if output.prompt_logprobs is not None:
+        body["choices"][0]["prompt_logprobs"] = [
+            listed and {str(token): entry.logprob for token, entry in listed.items()}
+            for listed in output.prompt_logprobs
+        ]
     return _line(asked.custom_id, {"status_code": 200, "request_id": body["id"], "body": body}, None)
 
 

@@ -27,7 +27,8 @@ from mtp_jax.bench.tables import table
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.requests import Request, RequestState
-from mtp_jax.llm import LLM, derived_seed
+from mtp_jax.jobs import derived_seed
+from mtp_jax.llm import LLM
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.policies.schedule import ScheduledDraftLen
 from mtp_jax.train.loss import predict
@@ -162,7 +163,7 @@ def _serve(llm: LLM, prompts: Sequence[tuple[int, ...]], params: SamplingParams,
     own, scheduler.policy = scheduler.policy, ScheduledDraftLen(((len(prompts), draft_len),))
     try:
         for index, prompt in enumerate(prompts):
-            seed = derived_seed(params.seed or 0, index, 0)
+            seed = derived_seed(params.seed or 0, index)
             llm.engine.submit(
                 Request(str(index), prompt, params, seed, eos_token_ids=llm.family.eos_token_ids, wants_trace=True)
             )

@@ -10,7 +10,8 @@ from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.requests import Request, RequestState, TokenLogprob
-from mtp_jax.llm import LLM, derived_seed
+from mtp_jax.jobs import derived_seed
+from mtp_jax.llm import LLM
 from mtp_jax.policies.api import DraftLenPolicy, StepStats
 from mtp_jax.policies.schedule import ScheduledDraftLen
 from mtp_jax.text import Detokenizer
@@ -170,7 +171,7 @@ def requests_of(llm: LLM, workload: Workload) -> list[Request]:
             request_id=str(index),
             prompt=prompt,
             params=workload.params_of(index),
-            seed=params.seed if seeded else derived_seed(llm.engine.config.seed, index, 0),  # type: ignore[arg-type]
+            seed=params.seed if seeded else derived_seed(llm.engine.config.seed, index),  # type: ignore[arg-type]
             eos_token_ids=llm.family.eos_token_ids,
             watcher=Detokenizer(llm.tokenizer, params.stop_strings) if llm.tokenizer is not None else None,
         )

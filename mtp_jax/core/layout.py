@@ -51,6 +51,8 @@ class PrefillColumn(_FromZero):
     NUM_KNOWN = auto()
     IS_LAST = auto()
     PENDING_TOKEN = auto()
+    NEXT_TOKEN = auto()
+    PROMPT_LOGPROBS = auto()
 
 
 class OutputColumn(_FromZero):
@@ -75,6 +77,7 @@ class AgreedColumn(_FromZero):
 
     WHOLE_LOGITS = auto()
     LOGPROBS = auto()
+    PROMPT_LOGPROBS = auto()
 
 
 class VoteColumn(_FromZero):
@@ -92,6 +95,7 @@ class VoteColumn(_FromZero):
     NUM_DECODING = auto()
     WHOLE_LOGITS = auto()
     LOGPROBS = auto()
+    PROMPT_LOGPROBS = auto()
 
 
 @dataclass(frozen=True)

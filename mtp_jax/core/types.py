@@ -68,6 +68,7 @@ class Needs:
 
     whole_logits: Bool[Array, ""]  # a row's token is not simply the most likely one
     logprobs: Bool[Array, ""]
+    prompt_logprobs: Bool[Array, ""]
 
 
 @struct.dataclass
@@ -130,6 +131,7 @@ class SamplingRows:
         return Needs(
             whole_logits=jnp.any((self.temperature_B > 0) | self.is_edited),
             logprobs=jnp.any(self.num_logprobs_B >= 0),
+            prompt_logprobs=jnp.zeros((), bool),  # a prefill alone can know
         )
 
 
@@ -234,9 +236,17 @@ class PrefillInputs:
     num_known: Int[Array, " Y"]  # prompt tokens, earlier emitted ones of a resumed request included
     is_last: Bool[Array, " Y"]  # the chunk ends the prompt: a first token is drawn or resumed
     pending_token: Int[Array, " Y"]  # a resumed request's known pending token, else NO_TOKEN
+    next_token: Int[Array, " Y"]  # the known token after the chunk, else 0
+    wants_prompt_logprobs: Bool[Array, " Y"]
     tokens_YT: Int[Array, "Y T"]  # the chunk, then the tokens after it that MTP layers look ahead to
     lists: TokenLists
     inputs: StepInputs  # its `sampling` knows the lists
+
+    @property
+    def needs_prompt_logprobs(self) -> Bool[Array, ""]:
+        """What was agreed, or what these rows say."""
+        agreed = self.inputs.sampling.agreed
+        return jnp.any(self.wants_prompt_logprobs) if agreed is None else agreed.prompt_logprobs
 
     @classmethod
     def unpack(
@@ -263,6 +273,8 @@ class PrefillInputs:
             num_known=fields[PrefillColumn.NUM_KNOWN],
             is_last=fields[PrefillColumn.IS_LAST] != 0,
             pending_token=fields[PrefillColumn.PENDING_TOKEN],
+            next_token=fields[PrefillColumn.NEXT_TOKEN],
+            wants_prompt_logprobs=fields[PrefillColumn.PROMPT_LOGPROBS] != 0,
             tokens_YT=packed_YX[:, tokens_start:],
             lists=lists,
             inputs=inputs.replace(sampling=inputs.sampling.replace(lists=lists)),  # type: ignore[attr-defined]
@@ -340,6 +352,7 @@ class StepOutputs:
     target_tokens_BW: Int[Array, "B W"]
     logprobs: "Logprobs"
     parent_BK: Int[Array, "B K"] | None = None  # None: chains
+    prompt_logprobs: "Logprobs | None" = None  # of a prefill: of the token after each of the chunk's
 
     def pack(self, agreed_V: Int[Array, " V"] | None = None) -> "PackedOutputs":
         """The same, the small arrays side by side in one: every array costs a transfer of its own.
@@ -359,7 +372,7 @@ class StepOutputs:
         parents = [] if self.parent_BK is None else [self.parent_BK]
         parts = [fixed, *agreed, self.tokens_BE, self.drafts_BK, self.target_tokens_BW, *parents]
         small_BX = jnp.concatenate(parts, axis=1)
-        return PackedOutputs(small_BX, self.logprobs)
+        return PackedOutputs(small_BX, self.logprobs, self.prompt_logprobs)
 
 
 @struct.dataclass
@@ -372,11 +385,12 @@ class PackedOutputs:
 
     small_BX: Int[Array, "B X"]
     logprobs: "Logprobs"
+    prompt_logprobs: "Logprobs | None" = None
 
 
 @struct.dataclass
 class Logprobs:
-    """Raw log-softmax of the target at each emitted token; zeros unless a slot of the launch asked."""
+    """Raw log-softmax of the target at each emitted token, or prompt token; zeros unless a slot of the launch asked."""
 
     chosen_BE: Float[Array, "B E"]
     top_ids_BEQ: Int[Array, "B E Q"]

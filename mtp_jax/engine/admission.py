@@ -29,8 +29,6 @@ def problem_with(request: Request, config: EngineConfig, *, vocab_size: int) -> 
 
 def _not_one_sample(request: Request) -> str | None:
     num_samples = request.params.n
-    if request.params.prompt_logprobs is not None:
-        return f"prompt_logprobs={request.params.prompt_logprobs!r} is not available in this version; leave it at None."
     return None if num_samples == 1 else f"n is {num_samples}, and a request to an engine is one sample; it must be 1."
 
 

@@ -107,6 +107,8 @@ class BatchBuilder:
             PrefillColumn.NUM_KNOWN: len(slot.prompt),
             PrefillColumn.IS_LAST: int(decision.is_last),
             PrefillColumn.PENDING_TOKEN: NO_TOKEN if slot.pending_token is None else slot.pending_token,
+            PrefillColumn.NEXT_TOKEN: 0 if decision.is_last else slot.prompt[decision.start + decision.num_tokens],
+            PrefillColumn.PROMPT_LOGPROBS: int(bool(decision.scored)),
         }
         packed_X[list(facts)] = list(facts.values())
         row_start = len(PrefillColumn)

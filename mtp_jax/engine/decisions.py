@@ -48,6 +48,7 @@ class PrefillDecision:
     num_tokens: int
     is_last: bool
     wants_logprobs: bool
+    scored: tuple[int, ...] = ()  # tokens after the chunk's first ones, if their log-probabilities are wanted
 
 
 Decision = StepDecision | PrefillDecision
@@ -71,3 +72,8 @@ class LaunchDecision:
     def wants_logprobs(self) -> bool:
         """Some slot asked for log-probabilities."""
         return any(shard is not None and shard.wants_logprobs for shard in self.shards)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Log-probabilities of some prompt's tokens are wanted."""
+        return any(isinstance(shard, PrefillDecision) and bool(shard.scored) for shard in self.shards)

@@ -142,7 +142,7 @@ class Group:
         agreed = self._agreed.pop(source, None)
         if agreed is None:
             raise InvariantError(f"launch {self._num_launches + 1} needs the record of launch {source}, not yet read")
-        return self._shape_of(agreed), Needs(agreed.whole_logits, agreed.logprobs)
+        return self._shape_of(agreed), Needs(agreed.whole_logits, agreed.logprobs, agreed.prompt_logprobs)
 
     def _shape_of(self, agreed: Wish) -> Shape | None:
         policy = self.shards[0].policy

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from mtp_jax.core.layout import OutputColumn, VoteColumn
 from mtp_jax.core.shapes import StepShape
 from mtp_jax.core.topology import Topology
 from mtp_jax.core.types import Logprobs, PackedOutputs
-from mtp_jax.engine.decisions import LaunchDecision, StepDecision
+from mtp_jax.engine.decisions import LaunchDecision, PrefillDecision, StepDecision
 from mtp_jax.engine.requests import TokenLogprob
 from mtp_jax.engine.results import LaunchResult, SlotResult, StepResult
 from mtp_jax.engine.vote import Wish
@@ -60,11 +60,16 @@ class Readback:
 
 
 def start_copy(launch: Launch) -> None:
-    """Starts the copy of a launch's outputs to the host, without waiting; log-probabilities only if asked for.
+    """Starts the copy of a launch's outputs to the host, without waiting; log-probabilities only those asked for.
 
     The one transfer that a device-to-host guard around the loop must let pass: it blocks nobody.
     """
-    wanted = launch.outputs if launch.decision.wants_logprobs else launch.outputs.small_BX
+    decision, outputs = launch.decision, launch.outputs
+    wanted = (
+        outputs.small_BX,
+        outputs.logprobs if decision.wants_logprobs else None,
+        outputs.prompt_logprobs if decision.wants_prompt_logprobs else None,
+    )
     with jax.transfer_guard_device_to_host("allow"):
         for array in jax.tree.leaves(wanted):
             for part in _parts(array):
@@ -115,9 +120,11 @@ def _result(launch: Launch, small_BX: list[list[int]], elapsed_s: float, topolog
     num_drafts = topology.num_drafts(decision.shape.draft_len) if isinstance(decision.shape, StepShape) else 0
     widths = _Widths(len(VoteColumn) if decision.wishes else 0, num_drafts, num_drafts if topology.is_tree else None)
     rows_per_shard = len(small_BX) // len(decision.shards)
-    logprobs = None
+    logprobs = prompt_logprobs = None
     if decision.wants_logprobs:
         logprobs = jax.tree.map(_host_rows, launch.outputs.logprobs)
+    if decision.wants_prompt_logprobs:
+        prompt_logprobs = jax.tree.map(_host_rows, launch.outputs.prompt_logprobs)
     shards: list[StepResult | None] = []
     for index, part in enumerate(decision.shards):
         first = index * rows_per_shard
@@ -126,6 +133,8 @@ def _result(launch: Launch, small_BX: list[list[int]], elapsed_s: float, topolog
         else:
             rows = [] if part is None else [(first, part.wants_logprobs)]
         slots = tuple(_slot_result(small_BX[row], widths, logprobs if wants else None, row) for row, wants in rows)
+        if isinstance(part, PrefillDecision) and part.scored and prompt_logprobs is not None:
+            slots = (replace(slots[0], prompt_logprobs=_token_logprobs(prompt_logprobs, first, part.scored)),)
         shards.append(None if part is None else StepResult(part, slots, elapsed_s))
     agreed = None
     if widths.num_voted:

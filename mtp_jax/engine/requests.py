@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Protocol
 
 from mtp_jax.core.config import FinishReason, SamplingParams
+from mtp_jax.core.errors import InvariantError
 
 
 class TokenWatcher(Protocol):
@@ -53,7 +55,7 @@ class RequestStatus(StrEnum):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Raw log-probability of an emitted token, its rank (1: most likely), and the most likely alternatives."""
+    """Raw log-probability of a token of the text, its rank (1: most likely), and the most likely alternatives."""
 
     token: int
     logprob: float
@@ -112,6 +114,25 @@ class RequestMetrics:
         add_per_position(self.accepted_per_pos, num_accepted)
 
 
+def merged_metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
+    """Of several requests together."""
+    if len(each) == 1:
+        return each[0]
+    return RequestMetrics(
+        num_steps=sum(one.num_steps for one in each),
+        num_draft_tokens=sum(one.num_draft_tokens for one in each),
+        num_accepted_tokens=sum(one.num_accepted_tokens for one in each),
+        accepted_per_pos=_sums([one.accepted_per_pos for one in each]),
+        drafted_per_pos=_sums([one.drafted_per_pos for one in each]),
+        draft_lens=[draft_len for one in each for draft_len in one.draft_lens],
+        num_preemptions=sum(one.num_preemptions for one in each),
+    )
+
+
+def _sums(lists: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
+
+
 def add_per_position(counts: list[int], length: int) -> None:
     """Adds one to the first `length` positions, growing the list as needed."""
     counts.extend([0] * (length - len(counts)))
@@ -128,6 +149,7 @@ class RequestState:
     status: RequestStatus = RequestStatus.WAITING
     tokens: list[int] = field(default_factory=list[int])  # emitted so far
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # of its second token on
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
@@ -135,6 +157,13 @@ class RequestState:
     def known_tokens(self) -> list[int]:
         """Tokens to prefill: the prompt, and all but the last emitted one (that one is the pending token)."""
         return [*self.request.prompt, *self.tokens[:-1]]
+
+    def take_prompt_logprobs(self, start: int, logprobs: Sequence[TokenLogprob]) -> None:
+        """Those of the prompt's tokens from position `start` on; the ones known from before a preemption stay."""
+        num_known = len(self.prompt_logprobs) + 1 - start
+        if logprobs and num_known < 0:
+            raise InvariantError(f"{self.request.request_id}: log-probabilities of its prompt go missing at {start}")
+        self.prompt_logprobs.extend(logprobs[num_known:])
 
 
 @dataclass(frozen=True)

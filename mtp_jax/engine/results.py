@@ -21,6 +21,7 @@ class SlotResult:
     target_tokens: tuple[int, ...]
     parents: tuple[int, ...] | None = None  # of the drafts of a tree; see `StepRecord`
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of `PrefillDecision.scored`
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ class Scheduler:
         needs = {
             "whole_logits": any(one.whole_logits for one in each),
             "logprobs": any(one.logprobs for one in each),
+            "prompt_logprobs": any(one.prompt_logprobs for one in each),
         }
         if not to_decode:
             return Wish(self.has_work, chunk=self._next_chunk(num_prefills_coming), **needs)
@@ -194,6 +195,8 @@ class Scheduler:
     def _decide_prefill(self, slot: Slot, shape: PrefillShape, number: int) -> PrefillDecision:
         left = len(slot.prompt) - slot.prefilled
         num_tokens = min(left, shape.chunk)
+        request = slot.state.request
+        wants_scores = request.params.prompt_logprobs is not None
         decision = PrefillDecision(
             number=number,
             shape=shape,
@@ -202,7 +205,8 @@ class Scheduler:
             start=slot.prefilled,
             num_tokens=num_tokens,
             is_last=num_tokens == left,
-            wants_logprobs=slot.state.request.params.logprobs is not None,
+            wants_logprobs=request.params.logprobs is not None,
+            scored=request.prompt[slot.prefilled + 1 :][:num_tokens] if wants_scores else (),
         )
         slot.launched_prefill(num_tokens)
         return decision
@@ -292,7 +296,10 @@ class Scheduler:
 
     def _reconcile_prefill(self, decision: PrefillDecision, slot_result: SlotResult) -> list[Progress]:
         slot = self.slots.find(decision.slot, decision.admission)
-        if slot is None or not decision.is_last or slot.pending_token is not None:
+        if slot is None:
+            return []
+        slot.state.take_prompt_logprobs(decision.start + 1, slot_result.prompt_logprobs)
+        if not decision.is_last or slot.pending_token is not None:
             return []
         return [self._emit(slot, _outcome(slot.state.request, slot_result))]
 

@@ -31,6 +31,7 @@ class Wish:
     num_decoding: int = 0  # slots to decode: the largest shard's batch, once agreed
     whole_logits: bool = False  # some slot's tokens are not simply the most likely ones
     logprobs: bool = False  # some slot wants log-probabilities
+    prompt_logprobs: bool = False  # those of its prompt
 
     def columns(self) -> list[int]:
         """As integers whose maximum is the agreement: the draft length is negated, for the smallest one to win.
@@ -48,6 +49,7 @@ class Wish:
             VoteColumn.NUM_DECODING: self.num_decoding,
             VoteColumn.WHOLE_LOGITS: int(self.whole_logits),
             VoteColumn.LOGPROBS: int(self.logprobs),
+            VoteColumn.PROMPT_LOGPROBS: int(self.prompt_logprobs),
         }
         return [by_column[column] for column in VoteColumn]
 
@@ -64,6 +66,7 @@ class Wish:
             num_decoding=columns[VoteColumn.NUM_DECODING],
             whole_logits=bool(columns[VoteColumn.WHOLE_LOGITS]),
             logprobs=bool(columns[VoteColumn.LOGPROBS]),
+            prompt_logprobs=bool(columns[VoteColumn.PROMPT_LOGPROBS]),
         )
 
 
@@ -73,6 +76,7 @@ class Needs:
 
     whole_logits: bool = True
     logprobs: bool = True
+    prompt_logprobs: bool = True
 
     @classmethod
     def of(cls, params: SamplingParams) -> "Needs":
@@ -80,16 +84,21 @@ class Needs:
         return cls(
             whole_logits=params.temperature > 0 or params.edits_logits,
             logprobs=params.logprobs is not None,
+            prompt_logprobs=params.prompt_logprobs is not None,
         )
 
     def allow(self, params: SamplingParams) -> bool:
         """Whether a request with these parameters may take part."""
-        needed = Needs.of(params)
-        return self.whole_logits >= needed.whole_logits and self.logprobs >= needed.logprobs
+        wanted = Needs.of(params).columns()
+        return all(agreed >= needed for agreed, needed in zip(self.columns(), wanted, strict=True))
 
     def columns(self) -> list[int]:
         """As a launch carries them."""
-        by_column = {AgreedColumn.WHOLE_LOGITS: int(self.whole_logits), AgreedColumn.LOGPROBS: int(self.logprobs)}
+        by_column = {
+            AgreedColumn.WHOLE_LOGITS: int(self.whole_logits),
+            AgreedColumn.LOGPROBS: int(self.logprobs),
+            AgreedColumn.PROMPT_LOGPROBS: int(self.prompt_logprobs),
+        }
         return [by_column[column] for column in AgreedColumn]
 
 

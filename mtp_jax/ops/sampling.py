@@ -8,17 +8,16 @@ laws allow: P(equal) >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.0
 
 from enum import IntEnum
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, UInt32
 
-from mtp_jax.core.types import Logprobs, RowText, SamplingRows
+from mtp_jax.core.types import RowText, SamplingRows
 from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.penalties import edit_logits
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
-from mtp_jax.ops.trees import depths, rows_of_path
+from mtp_jax.ops.trees import depths
 
 
 class Stream(IntEnum):
@@ -179,44 +178,3 @@ def over_target_vocab(
     """
     nothing = jnp.full((*logits_BWN.shape[:2], vocab_size), -jnp.inf, logits_BWN.dtype)
     return nothing.at[:, :, ids_N].set(logits_BWN, mode="promise_in_bounds", unique_indices=True)
-
-
-def token_logprobs(
-    logits_BWV: Float[Array, "B W v"],
-    tokens_BE: Int[Array, "b E"],
-    rows: SamplingRows,
-    max_logprobs: int,
-    parallel: Parallel = NO_PARALLEL,
-    path_BE: Int[Array, "b E"] | None = None,
-) -> Logprobs:
-    """Raw log-softmax (before temperature and filters) of the tokens and of the `max_logprobs` most likely ones.
-
-    Computed only if a slot of the launch asks; all zeros otherwise. Logits as in `choose_tokens`; `path_BE` names the
-    row that each token comes from (None: the rows in order).
-    """
-
-    def computed() -> Logprobs:
-        whole_BEV = rows_of_path(parallel.whole_logits(logits_BWV), path_BE)
-        logprobs_BEV = jax.nn.log_softmax(whole_BEV, axis=-1)
-        chosen_BE = jnp.take_along_axis(logprobs_BEV, tokens_BE[..., None], axis=-1)[..., 0]
-        num_listed = min(max_logprobs, whole_BEV.shape[-1])
-        top_BEQ, top_ids_BEQ = lax.top_k(logprobs_BEV, num_listed)
-        padding = ((0, 0), (0, 0), (0, max_logprobs - num_listed))
-        rank_BE = jnp.sum(logprobs_BEV > chosen_BE[..., None], axis=-1, dtype=jnp.int32) + 1
-        return Logprobs(
-            chosen_BE=chosen_BE,
-            top_ids_BEQ=jnp.pad(top_ids_BEQ, padding),
-            top_BEQ=jnp.pad(top_BEQ, padding, constant_values=-jnp.inf),
-            rank_BE=rank_BE,
-        )
-
-    def absent() -> Logprobs:
-        shape = tokens_BE.shape
-        return Logprobs(
-            chosen_BE=jnp.zeros(shape, jnp.float32),
-            top_ids_BEQ=jnp.zeros((*shape, max_logprobs), jnp.int32),
-            top_BEQ=jnp.zeros((*shape, max_logprobs), jnp.float32),
-            rank_BE=jnp.zeros(shape, jnp.int32),
-        )
-
-    return lax.cond(rows.needs.logprobs, computed, absent)

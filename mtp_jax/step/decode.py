@@ -22,8 +22,9 @@ from mtp_jax.core.types import (
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import BoundModel, Rows, TreeRows
 from mtp_jax.ops.kv_cache import compact_kv, row_positions
+from mtp_jax.ops.logprobs import token_logprobs
 from mtp_jax.ops.penalties import token_facts
-from mtp_jax.ops.sampling import target_noise, token_logprobs
+from mtp_jax.ops.sampling import target_noise
 from mtp_jax.ops.trees import ancestor_bits, depths, rows_of_path
 from mtp_jax.step.commit import count_emitted, last_emitted, step_outputs, with_tokens
 from mtp_jax.step.program import StepProgram

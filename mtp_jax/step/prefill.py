@@ -11,9 +11,10 @@ from mtp_jax.core.shapes import PrefillShape
 from mtp_jax.core.types import Accepted, DecodeState, Drafts, Needs, PrefillInputs, SlotView, StepOutputs
 from mtp_jax.models.api import Weights
 from mtp_jax.models.bound import Rows
+from mtp_jax.ops.logprobs import prompt_logprobs, token_logprobs
 from mtp_jax.ops.penalties import token_facts
 from mtp_jax.ops.row_text import texts_of_rows
-from mtp_jax.ops.sampling import choose_tokens, target_noise, token_logprobs
+from mtp_jax.ops.sampling import choose_tokens, target_noise
 from mtp_jax.proposers.api import PrefillChunk
 from mtp_jax.step.commit import count_emitted, step_outputs, with_tokens
 from mtp_jax.step.program import StepProgram
@@ -96,6 +97,14 @@ def prefill_step(
     outputs = replace(
         step_outputs(accepted, no_drafts, slots, num_emitted, finished, logprobs),
         committed_len=jnp.where(is_last, end, 0),
+        prompt_logprobs=prompt_logprobs(
+            hidden_YTD,
+            _next_tokens(prompt, shape.chunk),
+            model.unembed,
+            prompt.needs_prompt_logprobs,
+            program.max_logprobs,
+            program.parallel,
+        ),
     )
     new_state = DecodeState(
         kv=kv,
@@ -108,3 +117,10 @@ def prefill_step(
         carry=jax.tree.map(lambda full, part: full.at[slot].set(part, mode="drop"), state.carry, carry),
     )
     return new_state, outputs
+
+
+def _next_tokens(prompt: PrefillInputs, chunk: int) -> Int[Array, "Y T"]:
+    """The token after each of the chunk's; after its last one the host says."""
+    row_1T = jnp.arange(chunk, dtype=jnp.int32)[None, :]
+    within_YT = jnp.roll(prompt.tokens_YT[:, :chunk], -1, axis=1)
+    return jnp.where(row_1T == prompt.num_tokens[:, None] - 1, prompt.next_token[:, None], within_YT)

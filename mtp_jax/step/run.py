@@ -33,7 +33,8 @@ def make_run(program: StepProgram, shape: Shape, placement: Placement, *, weight
         return state, outputs.pack(None if wish_V is None else program.parallel.largest(wish_V))
 
     rows = placement.rules.spec("slots")
-    outputs = PackedOutputs(rows, Logprobs(rows, rows, rows, rows))  # type: ignore[arg-type]
+    logprobs = Logprobs(rows, rows, rows, rows)  # type: ignore[arg-type]
+    outputs = PackedOutputs(rows, logprobs, None if isinstance(shape, StepShape) else logprobs)  # type: ignore[arg-type]
     return placement.map(run, (weight_specs, state_specs, rows), (state_specs, outputs))
 
 
@@ -41,5 +42,9 @@ def _split(packed_BX: Int[Array, "B X"]) -> tuple[Int[Array, "B Y"], Needs, Int[
     """The slots' columns, what the launch needs, and the shard's wish."""
     num_slot_columns = packed_BX.shape[1] - len(AgreedColumn) - len(VoteColumn)
     agreed_A, wish_V = jnp.split(packed_BX[0, num_slot_columns:], [len(AgreedColumn)])
-    needs = Needs(whole_logits=agreed_A[AgreedColumn.WHOLE_LOGITS] != 0, logprobs=agreed_A[AgreedColumn.LOGPROBS] != 0)
+    needs = Needs(
+        whole_logits=agreed_A[AgreedColumn.WHOLE_LOGITS] != 0,
+        logprobs=agreed_A[AgreedColumn.LOGPROBS] != 0,
+        prompt_logprobs=agreed_A[AgreedColumn.PROMPT_LOGPROBS] != 0,
+    )
     return packed_BX[:, :num_slot_columns], needs, wish_V

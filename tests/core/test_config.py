@@ -4,6 +4,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,28 @@ def test_what_a_parameter_allows_is_let_through(name: str) -> None:
     default = SamplingParams.__dataclass_fields__[name].default
     for value in [default, *HONOURED.get(name, [])]:
         assert SamplingParams(**{name: value}).problem(LIMITS) is None
+
+
+SEEN_BY = {
+    "mtp_jax/testing/strategies.py": {
+        *("temperature", "top_k", "top_p", "min_p", "max_tokens", "min_tokens", "stop_token_ids", "logit_bias"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words"),
+    },
+    "tests/laws/test_sampling_laws.py": {"seed", "logprobs"},
+    "tests/laws/test_prompt_logprobs.py": {"prompt_logprobs"},
+    "tests/test_llm.py": {"stop", "n"},
+    "tests/engine/test_requests.py": {"ignore_eos"},
+    "tests/acceptance/test_relaxed.py": {"thinking_token_ids"},
+}
+
+
+def test_each_parameter_is_seen_by_a_law() -> None:
+    """One that no strategy draws and no law varies could be ignored unnoticed."""
+    assert set.union(*SEEN_BY.values()) == set(FIELDS)
+    root = Path(__file__).parents[2]
+    for file, names in SEEN_BY.items():
+        text = (root / file).read_text()
+        assert all(name in text for name in names), file
 
 
 def test_parameters_that_contradict_each_other_are_refused() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from mtp_jax.core.sampling_params import FLOAT32_RANGE, SamplingParams
 from mtp_jax.ops.filters import filter_logits
+from mtp_jax.ops.logprobs import token_logprobs
 from mtp_jax.ops.sampling import (
     Stream,
     choose_tokens,
     gumbel_noise,
     target_noise,
-    token_logprobs,
 )
 from mtp_jax.testing.oracle import filtered_logits, log_softmax, target_noise_at
 from mtp_jax.testing.rows import no_text, sampling_rows
