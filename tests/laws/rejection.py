@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.acceptance.judging import Judge
 from mtp_jax.core.config import SamplingParams
-from mtp_jax.core.types import Drafts
+from mtp_jax.core.types import Accepted, Drafts
 from mtp_jax.ops.sharding import NO_PARALLEL
 from mtp_jax.proposers.drawing import DraftSampling, with_next_draft
 from mtp_jax.testing.rows import sampling_rows, slot_view
@@ -205,24 +205,31 @@ class Bench:
             text = jnp.zeros((self.num_slots, len(draft_lens) + 1), jnp.int32)
             pending = length
             for draft_len in draft_lens:
-                length, pending, text, _ = self._step(draft_len)(sampling, length, pending, text)
+                cap = jnp.full_like(length, draft_len)
+                length, pending, text, _ = self._step(draft_len)(sampling, length, pending, text, cap)
             rounds.append(np.asarray(text)[:, 1:])
         return np.concatenate(rounds)
 
-    def num_accepted(self, draft_len: int) -> Int[np.ndarray, " N"]:
+    def verdict(self, draft_len: int, *, seeds: Sequence[int] = (), draft_cap: Any = None) -> Accepted:
         """Of the first step of `num_slots` texts."""
-        sampling = sampling_rows(*[self.params] * self.num_slots)
+        sampling = sampling_rows(*[self.params] * self.num_slots, seeds=seeds)
         zero = jnp.zeros((self.num_slots,), jnp.int32)
-        return np.asarray(self._step(draft_len)(sampling, zero, zero, zero[:, None])[3])
+        cap = zero + draft_len if draft_cap is None else draft_cap
+        return jax.device_get(self._step(draft_len)(sampling, zero, zero, zero[:, None], cap)[3])
 
     @functools.cache  # noqa: B019  benches live as long as their test
     def _step(self, draft_len: int) -> Any:
         vocab_size = len(self.target_VV)
         target_VV, drafter_VV = jnp.array(self.target_VV, jnp.float32), jnp.array(self.drafter_VV, jnp.float32)
 
-        def step(sampling: Any, length: Any, pending: Any, text: Any) -> Any:
+        def step(sampling: Any, length: Any, pending: Any, text: Any, draft_cap: Any) -> Any:
             slots = slot_view(
-                sampling, vocab_size=vocab_size, draft_len=draft_len, committed_len=length, pending_token=pending
+                sampling,
+                vocab_size=vocab_size,
+                draft_len=draft_len,
+                committed_len=length,
+                pending_token=pending,
+                draft_cap=draft_cap,
             )
             drafts, rows = Drafts(jnp.zeros((self.num_slots, 0), jnp.int32)), [pending]
             for _ in range(draft_len):
@@ -236,7 +243,7 @@ class Bench:
             slot = jnp.arange(self.num_slots)
             text = text.at[slot[:, None], position].set(accepted.tokens_BE, mode="drop")
             last = accepted.tokens_BE[slot, accepted.num_accepted]
-            return length + 1 + accepted.num_accepted, last, text, accepted.num_accepted
+            return length + 1 + accepted.num_accepted, last, text, accepted
 
         return jax.jit(step)
 

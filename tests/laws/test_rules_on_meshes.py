@@ -11,10 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mtp_jax.acceptance.match import Match
 from mtp_jax.acceptance.rejection import Rejection
 from mtp_jax.acceptance.relaxed import Relaxed
-from mtp_jax.acceptance.synthetic import Synthetic
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.types import Accepted, Drafts, Needs, SlotView
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
@@ -22,7 +20,7 @@ from mtp_jax.proposers.drawing import with_next_draft
 from mtp_jax.testing.rows import sampling_rows, slot_view
 
 NUM_SLOTS, VOCAB, NUM_DRAFTS, BEGIN, END = 8, 16, 2, 1, 2
-RULES = (Rejection(block_verification=True), Relaxed(3, 0.4), Synthetic(Match(), (0.7, 0.7)))
+RULES = (Rejection(block_verification=True), Relaxed(3, 0.4))
 AXES = Parallel(data="data", model="model")
 
 
