@@ -326,8 +326,10 @@ class Verified:
 
 @struct.dataclass
 class Accepted:
-    """A rule's verdict. `tokens_BE[b, :num_accepted[b] + 1]` are the accepted drafts and the bonus token.
+    """A rule's verdict. `tokens_BE[b, :num_accepted[b] + 1]` are the accepted drafts and the token after them.
 
+    `target_tokens_BW`: the target's own token in each row, as plain decoding would draw it; under `match` the tokens
+    are these, and a rule that lets others stand says both.
     `path_BE[b, :num_accepted[b] + 1]`: the rows that these tokens follow, ascending, row 0 first. None: 0, 1, 2 ...
     """
 

@@ -67,6 +67,7 @@ class TokenLogprob:
 class StepRecord:
     """One decode step of one request, as `LLM.trace` shows it.
 
+    `emitted` begins with the accepted drafts; under `acceptance="match"` all of it are target tokens.
     `target_tokens[w]` is what the target says after row w: the pending token (row 0) or draft w - 1. In a chain each
     draft follows the one before it. In a tree (`parents` not None) draft i follows row `parents[i]`.
     """
