@@ -26,7 +26,7 @@ from mtp_jax.options import check_option_names, engine_config, resolve_dtype
 from mtp_jax.outputs import RequestOutput
 from mtp_jax.progress import compile_bar
 from mtp_jax.prompts import Prompt, checked_tokens, params_for, prompt_list, single_params
-from mtp_jax.text import Detokenizer, encode, in_tokens, load_tokenizer
+from mtp_jax.text import Detokenizer, encode, in_tokens, tokenizer_of
 
 
 class LLM:
@@ -55,7 +55,7 @@ class LLM:
         self._start(
             loaded.family,
             loaded.weights,
-            load_tokenizer(loaded.folder),
+            tokenizer_of(loaded),
             jnp.dtype(loaded.dtype),
             speculative_config,
             on_shape,

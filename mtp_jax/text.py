@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from mtp_jax.checkpoints import LoadedModel
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.requests import Cut
@@ -24,6 +25,11 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare `Exception` for a damaged file
         raise ConfigError(f"{file} is no tokenizer: {error}.") from None
+
+
+def tokenizer_of(loaded: LoadedModel) -> Tokenizer | None:
+    """The tokenizer that came with the weights, or else the folder's."""
+    return load_tokenizer(loaded.folder) if loaded.tokenizer is None else loaded.tokenizer
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:

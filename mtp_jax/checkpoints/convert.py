@@ -9,7 +9,7 @@ import numpy as np
 
 from mtp_jax.checkpoints.folders import CONFIG_FILE, new_folder, read_config, write_json
 from mtp_jax.checkpoints.fp8 import plain_config
-from mtp_jax.checkpoints.gguf_io import gguf_config, is_gguf
+from mtp_jax.checkpoints.gguf_io import GgufReader, is_gguf
 from mtp_jax.checkpoints.load import load_hf, load_model
 from mtp_jax.checkpoints.orbax_io import fill_folder
 from mtp_jax.checkpoints.safetensors_io import write_tensors
@@ -51,10 +51,23 @@ def save_orbax_model(source: str | Path, folder: str | Path, *, overwrite: bool 
 def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None = None, overwrite: bool = False) -> None:
     """Converts any model that `load_model` takes into a Hugging Face layout folder."""
     loaded = load_model(source, dtype=dtype)
-    config = gguf_config(Path(source)) if is_gguf(source) else plain_config(read_config(loaded.folder))[0]
     with new_folder(Path(folder), overwrite=overwrite) as partial:
-        copy_files(COMPANION_FILES, loaded.folder, partial)
+        if is_gguf(source):
+            config = gguf_companions(Path(source), partial)
+        else:
+            config = plain_config(read_config(loaded.folder))[0]
+            copy_files(COMPANION_FILES, loaded.folder, partial)
         fill_hf(loaded.family, loaded.weights, config, partial)
+
+
+def gguf_companions(file: Path, folder: Path) -> dict[str, Any]:
+    """Writes the tokenizer of a GGUF file into the folder, and its chat template; returns its `config.json`."""
+    with GgufReader(file.expanduser()) as reader:
+        if reader.tokenizer is not None:
+            reader.tokenizer.save(str(folder / "tokenizer.json"))
+        if reader.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(reader.chat_template, encoding="utf-8")
+        return reader.config
 
 
 def write_hf(

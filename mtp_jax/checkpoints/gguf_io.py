@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from tokenizers import Tokenizer
 
 from mtp_jax.checkpoints.errors import CheckpointError
+from mtp_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
 from mtp_jax.checkpoints.safetensors_io import StoredTensor
 from mtp_jax.models.rope import Llama3Scaling
 
@@ -49,8 +51,8 @@ def is_gguf(model: str | Path) -> bool:
 class GgufReader:
     """The tensors of a file by the names of Hugging Face layout, as `SafetensorsReader` has them.
 
-    `config`: what a `config.json` would say. Entering maps the file; `CheckpointError` if that cannot be done or the
-    architecture is none of `ARCHITECTURES`.
+    `config`: what a `config.json` would say. `tokenizer`: the file's own, if it can be read. Entering maps the file;
+    `CheckpointError` if that cannot be done or the architecture is none of `ARCHITECTURES`.
 
     >>> with GgufReader(Path("SmolLM2-135M.Q8_0.gguf")) as reader:       # doctest: +SKIP
     ...     reader.config["model_type"], reader.read("model.norm.weight").shape
@@ -59,6 +61,8 @@ class GgufReader:
     def __init__(self, file: Path) -> None:
         self.folder = file
         self.config: dict[str, Any] = {}
+        self.tokenizer: Tokenizer | None = None
+        self.chat_template: str | None = None
         self.tensors: dict[str, StoredTensor] = {}
         self._stored: dict[str, Any] = {}
 
@@ -74,6 +78,8 @@ class GgufReader:
         factors = next((_plain(tensor) for tensor in opened.tensors if tensor.name == ROPE_FACTORS), None)
         metadata = {name: field.contents() for name, field in opened.fields.items() if not name.startswith("GGUF.")}
         self.config = _config(self.folder, metadata, self.tensors, factors)
+        self.tokenizer = gguf_tokenizer(self.folder, metadata)
+        self.chat_template = metadata.get("tokenizer.chat_template")
         return self
 
     def __exit__(
@@ -100,12 +106,6 @@ class GgufReader:
         if self.config["model_type"] != "llama" or heads is None:
             return array
         return halves_apart(array, self.config[heads])
-
-
-def gguf_config(file: Path) -> dict[str, Any]:
-    """What a `config.json` of the file's model says."""
-    with GgufReader(file.expanduser()) as reader:
-        return reader.config
 
 
 def hf_name(name: str) -> str:

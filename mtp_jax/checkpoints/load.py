@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Tokenizer
 
 from mtp_jax.checkpoints.assemble import DTYPES, assemble, cast, checkpoint_dtype, source_dtypes
 from mtp_jax.checkpoints.errors import CheckpointError
@@ -23,7 +24,8 @@ from mtp_jax.models.registry import family_from_config
 class LoadedModel:
     """A model in memory. `folder` is where it came from (its tokenizer is there); `dtype` what it was loaded in.
 
-    `tokens_by_rank`: its tokens by how frequent they are, where the folder says (see `token_ranking`).
+    `tokens_by_rank`: its tokens by how frequent they are, where the folder says (see `token_ranking`). `tokenizer`: one
+    that came in the same file as the weights.
     """
 
     family: ModelFamily
@@ -31,6 +33,7 @@ class LoadedModel:
     folder: Path
     dtype: str
     tokens_by_rank: tuple[int, ...] | None = None
+    tokenizer: Tokenizer | None = None
 
 
 def load_model(model: str | Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:
@@ -67,7 +70,7 @@ def load_hf(folder: Path, *, dtype: str | None = None) -> LoadedModel:
 
 
 def load_gguf(file: Path, *, dtype: str | None = None) -> LoadedModel:
-    """`load_model` of a GGUF file. What lies beside the file, such as a tokenizer, goes with it.
+    """`load_model` of a GGUF file. A ranking of tokens may lie beside the file.
 
     `dtype` None is that of the embedding, bfloat16 for quantised ones.
     """
@@ -75,7 +78,8 @@ def load_gguf(file: Path, *, dtype: str | None = None) -> LoadedModel:
         family = family_from_config(reader.config, reader.tensors.keys())
         dtype = dtype or reader.dtype
         ranking = read_ranking(file.parent, family.vocab_size)
-        return LoadedModel(family, assemble(family, reader, dtype), file.parent, dtype, ranking)
+        weights = assemble(family, reader, dtype)
+        return LoadedModel(family, weights, file.parent, dtype, ranking, reader.tokenizer)
 
 
 def load_orbax(folder: Path, *, dtype: str | None = None, verify: bool = True) -> LoadedModel:

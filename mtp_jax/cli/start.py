@@ -24,7 +24,7 @@ from mtp_jax.models.sharding import check_mesh
 from mtp_jax.ops.placement import Placement
 from mtp_jax.options import engine_config, resolve_dtype
 from mtp_jax.progress import compile_bar
-from mtp_jax.text import load_tokenizer
+from mtp_jax.text import tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def load(options: Namespace) -> Model:
     family, weights = loaded.family, loaded.weights
     if vars(options).get("speculative_model") is not None:  # not every command drafts
         family, weights = add_drafter(family, weights, options.speculative_model, dtype=loaded.dtype)
-    return Model(family, weights, load_tokenizer(loaded.folder), loaded.dtype, loaded.tokens_by_rank)
+    return Model(family, weights, tokenizer_of(loaded), loaded.dtype, loaded.tokens_by_rank)
 
 
 _OPEN = ("draft_sampling", "relaxed_topk", "relaxed_delta", "synthetic_acceptance")

@@ -16,7 +16,7 @@ from mtp_jax.checkpoints.folders import new_folder, read_config, read_json, writ
 from mtp_jax.cli.options import Parser
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import Weights
-from mtp_jax.text import load_tokenizer
+from mtp_jax.text import tokenizer_of
 from mtp_jax.train.export import write_model
 from mtp_jax.train.loss import Objective
 from mtp_jax.train.state import MODES, MTP_ROOT
@@ -81,7 +81,7 @@ def run(options: Namespace) -> None:
     if options.window > loaded.family.max_position_embeddings:
         limit = loaded.family.max_position_embeddings
         raise ConfigError(f"--window is {options.window}; this model has max_position_embeddings={limit}.")
-    tokens = tokens_in(Path(options.data), loaded.family, load_tokenizer(loaded.folder))
+    tokens = tokens_in(Path(options.data), loaded.family, tokenizer_of(loaded))
     trainer = Trainer(loaded.family, _train_config(options, loaded), tokens, work)
     with new_folder(out, overwrite=options.overwrite) as partial:
         _begin_or_resume(work, options)

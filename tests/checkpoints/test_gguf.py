@@ -1,5 +1,6 @@
 """GGUF files: the very weights of the same model in safetensors; quantised ones by the library; others refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from mtp_jax.checkpoints import CheckpointError, load_model, save_hf_model, write_hf
 from mtp_jax.models.registry import family_from_config
+from mtp_jax.text import load_tokenizer
 from tests.checkpoints.support import assert_same_bits
 from tests.models.dense_goldens import CONFIGS, tensor_of
 from tests.models.support import pack_weights
@@ -43,7 +45,13 @@ def pairs_side_by_side(array: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(by_half.swapaxes(1, 2).reshape(array.shape))
 
 
-def write_gguf(file: Path, config: dict[str, Any], *, quantise: bool = False, **metadata: Any) -> Path:
+def write_gguf(
+    file: Path,
+    config: dict[str, Any],
+    add: Callable[[gguf.GGUFWriter], None] = lambda _: None,
+    *,
+    quantise: bool = False,
+) -> Path:
     """What a converter makes of the model, tensor names from the library's own table."""
     kind, num_layers = config["model_type"], config["num_hidden_layers"]
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -65,8 +73,7 @@ def write_gguf(file: Path, config: dict[str, Any], *, quantise: bool = False, **
         writer.add_rope_scaling_factor(scaling["factor"])
     if scaling.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config, scaling))
-    for name, value in metadata.items():
-        writer.add_uint32(name.replace("__", "."), value)
+    add(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], num_layers)
     for name, array in tensors_of(config).items():
         if kind == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
@@ -137,7 +144,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere\.gguf is missing"):
         load_model(tmp_path / "nowhere.gguf")
     with pytest.raises(CheckpointError, match="experts"):
-        load_model(write_gguf(tmp_path / "moe.gguf", MODELS["llama"], llama__expert_count=8))
+        load_model(write_gguf(tmp_path / "moe.gguf", MODELS["llama"], lambda writer: writer.add_expert_count(8)))
     writer = gguf.GGUFWriter(tmp_path / "gemma.gguf", "gemma")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -157,3 +164,43 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"needs the package gguf to be read: pip install 'mtp-jax\[gguf\]'"):
         load_model(tmp_path / "model.gguf")
+
+
+MERGES = ["h e", "l l", "he ll", "Ġ hell"]
+TOKENS = [*"helo1 ", "Ġ", "he", "ll", "hell", "Ġhell", "<s>", "<|end|>", "!"]
+
+
+def write_with_tokenizer(file: Path, cut: str, kind: str = "gpt2") -> Path:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model(kind)
+        writer.add_tokenizer_pre(cut)
+        writer.add_token_list(TOKENS)
+        writer.add_token_merges(MERGES)
+        writer.add_token_types([3 if token in ("<s>", "<|end|>") else 1 for token in TOKENS])
+        writer.add_bos_token_id(TOKENS.index("<s>"))
+        writer.add_add_bos_token(cut == "llama-bpe")
+        writer.add_chat_template("{{ messages }}")
+
+    return write_gguf(file, CONFIGS["smollm2"] | {"vocab_size": len(TOKENS)}, add)
+
+
+@pytest.mark.parametrize("cut", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_the_tokenizer_comes_along(cut: str, tmp_path: Path) -> None:
+    file = write_with_tokenizer(tmp_path / "model.gguf", cut)
+    tokenizer = load_model(file).tokenizer
+    assert tokenizer is not None
+    start = ["<s>"] if cut == "llama-bpe" else []
+    assert tokenizer.encode("hello hell<|end|>11").tokens == [*start, "hell", "o", "Ġhell", "<|end|>", "1", "1"]
+    assert tokenizer.decode(tokenizer.encode("hello hell!<|end|>").ids) == "hello hell!"
+    save_hf_model(file, tmp_path / "folder")
+    assert (tmp_path / "folder" / "chat_template.jinja").read_text() == "{{ messages }}"
+    kept = load_tokenizer(tmp_path / "folder")
+    assert kept is not None
+    assert kept.to_str() == tokenizer.to_str()
+
+
+@pytest.mark.parametrize(("cut", "kind"), [("deepseek-llm", "gpt2"), ("default", "llama")])
+def test_an_unknown_tokenizer_is_named(cut: str, kind: str, tmp_path: Path) -> None:
+    file = write_with_tokenizer(tmp_path / "model.gguf", cut, kind)
+    with pytest.warns(UserWarning, match=rf"a tokenizer of the kind '{kind}' \('{cut}'\), which cannot be read"):
+        assert load_model(file).tokenizer is None
