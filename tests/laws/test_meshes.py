@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp_jax.engine.engine import Engine
-from mtp_jax.testing.driving import run_plan
+from mtp_jax.testing.driving import Plan, run_plan
 from mtp_jax.testing.engines import poison, restart, toy_engine
+from mtp_jax.testing.oracle import log_softmax
 from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.strategies import batches, draft_schedules, plans
 from mtp_jax.testing.toy_family import ToyFamily
@@ -101,3 +102,22 @@ def test_b15_greedy_and_sampled_shards_share_a_step() -> None:
         request("1", (6,), max_tokens=12, temperature=1.0, top_p=0.9),
     ]
     assert_plain(engine, requests, run_plan(engine, requests))
+
+
+def test_penalties_and_scored_prompts_share_a_mesh() -> None:
+    """Greedy slots that edit logits need whole ones, and a prompt's scores theirs, on every device or on none."""
+    engine = restart(engine_on(2, 4), policy=ScriptedDraftLen((3,)))
+    edits = {"frequency_penalty": 0.5, "repetition_penalty": 1.25, "logit_bias": {3: 2.0}, "bad_words": [(4,), (7, 7)]}
+    requests = [
+        request("0", (5, 5, 2), max_tokens=12, temperature=0.0, **edits),
+        request("1", (6,) * 9, max_tokens=8, temperature=0.0, prompt_logprobs=2),
+        request("2", (7, 8), max_tokens=12, temperature=0.0),
+        request("3", (9, 8), max_tokens=12, temperature=1.0, min_tokens=6, stop_token_ids=(1, 2, 3), **edits),
+    ]
+    run = run_plan(engine, requests, Plan(arrivals=(0, 2, 4, 6)))
+    assert_plain(engine, requests, run)
+    scores = run.finished["1"].state.prompt_logprobs
+    expected = [log_softmax(FAMILY.plain_logits((6,) * length))[6] for length in range(1, 9)]
+    assert [score.logprob for score in scores] == pytest.approx(expected, abs=1e-5)
+    assert run.finished["0"].state.prompt_logprobs == []
+    assert_replicas_agree(engine)
