@@ -1,18 +1,20 @@
 """Laws of sampled decoding: coupled drafts are accepted more often, log-probabilities are the target's."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtp_jax.engine.engine import Engine
 from mtp_jax.testing.driving import Action, Event, Plan, run_plan
 from mtp_jax.testing.engines import restart, toy_engine
 from mtp_jax.testing.oracle import log_softmax
 from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.toy_family import ToyFamily
-from tests.laws.support import THREE_SLOTS, plain, request, toy
+from tests.laws.support import THREE_SLOTS, TREE, plain, request, toy
 
 
 def acceptance_at_temperature_one(draft_sampling: str) -> float:
@@ -33,6 +35,7 @@ def test_coupled_drafts_are_accepted_more_often_than_greedy_ones() -> None:
     assert coupled > 0.5
 
 
+@pytest.mark.parametrize("build", [THREE_SLOTS, TREE], ids=["chain", "tree"])
 @given(
     prompt=st.lists(st.integers(0, 28), min_size=1, max_size=12),
     num_logprobs=st.integers(0, 3),
@@ -40,10 +43,10 @@ def test_coupled_drafts_are_accepted_more_often_than_greedy_ones() -> None:
     wishes=st.lists(st.integers(0, 3), min_size=1, max_size=8),
 )
 def test_bug_b122_logprobs_are_those_of_a_teacher_forced_target(
-    prompt: list[int], num_logprobs: int, temperature: float, wishes: list[int]
+    build: Callable[[], Engine], prompt: list[int], num_logprobs: int, temperature: float, wishes: list[int]
 ) -> None:
     """Raw, before temperature and filters; one neighbour asks for none and gets none."""
-    engine = restart(THREE_SLOTS(), policy=ScriptedDraftLen(tuple(wishes)))
+    engine = restart(build(), policy=ScriptedDraftLen(tuple(wishes)))
     asking = request("asking", prompt, temperature=temperature, top_k=4, seed=3, max_tokens=12, logprobs=num_logprobs)
     silent = request("silent", prompt, temperature=temperature, max_tokens=12)
     run = run_plan(engine, [silent, asking])
