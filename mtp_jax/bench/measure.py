@@ -173,7 +173,9 @@ def requests_of(llm: LLM, workload: Workload) -> list[Request]:
             params=workload.params_of(index),
             seed=params.seed if seeded else derived_seed(llm.engine.config.seed, index),  # type: ignore[arg-type]
             eos_token_ids=llm.family.eos_token_ids,
-            watcher=Detokenizer(llm.tokenizer, params.stop_strings) if llm.tokenizer is not None else None,
+            watcher=Detokenizer(llm.tokenizer, params.stop_strings, params.min_tokens)
+            if llm.tokenizer is not None
+            else None,
         )
         for index, prompt in enumerate(workload.prompts)
     ]

@@ -144,6 +144,8 @@ def add_sampling(parser: Parser, *, ignore_eos: bool) -> None:
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
     add("--top-k", type=int, default=0, metavar="N", help="draw among the N likeliest tokens; 0 is off (default)")
     add("--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest of total P; 1 is off (default)")
+    for flag, (kind, off, text) in _MORE_SAMPLING.items():
+        add(flag, type=kind, default=off, metavar="X", help=f"{text}; %(default)s is off (default)")
     add("--seed", type=int, default=0, metavar="N", help="same seed, same tokens (default: %(default)s)")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
     add(
@@ -164,7 +166,18 @@ def sampling_params(options: Namespace) -> SamplingParams:
         seed=options.seed,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
+        **{name: getattr(options, name) for name in (flag[2:].replace("-", "_") for flag in _MORE_SAMPLING)},
     )
+
+
+_MORE_SAMPLING: dict[str, tuple[type, float, str]] = {
+    "--min-p": (float, 0.0, "draw among tokens at least X times as likely as the likeliest"),
+    "--min-tokens": (int, 0, "write X tokens before any stop counts"),
+    "--presence-penalty": (float, 0.0, "lower the logit of a token that was written by X"),
+    "--frequency-penalty": (float, 0.0, "lower it by X for each time"),
+    "--repetition-penalty": (float, 1.0, "divide (or multiply, below 0) that of a token of prompt or output by X"),
+}
+"""Numbers that go to `SamplingParams` as they are."""
 
 
 def one_data_shard(options: Namespace, command: str) -> None:
