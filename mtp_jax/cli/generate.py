@@ -44,7 +44,7 @@ def add_options(parser: Parser) -> None:
         help="then list each token's log-probability and rank, and the N likeliest tokens in its place",
     )
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds that --compare times")
-    add_speculation(parser, policies=("goodput", "fixed"))
+    add_speculation(parser, policies=("goodput", "fixed", "schedule"))
     add_sampling(parser, ignore_eos=False)
     add_model(parser)
     add_compile_cache(parser, default=True)

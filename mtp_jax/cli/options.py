@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from mtp_jax.core.config import DRAFT_SAMPLINGS, SamplingParams
+from mtp_jax.core.config import DRAFT_SAMPLINGS, NEAR_LIMIT_RULES, SamplingParams
 from mtp_jax.core.errors import ConfigError
 
 NOT_IN_FILES = frozenset({"config", "print_config", "verbose"})
@@ -90,7 +90,19 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
             default=policies[0],
             choices=policies,
             help="goodput: the engine chooses each step's draft length by measured step times and acceptance; "
-            "fixed: always K (default: %(default)s)",
+            "fixed: always K; schedule: by the batch size (default: %(default)s)",
+        )
+        add(
+            "--draft-len-schedule",
+            type=draft_lens,
+            metavar="SIZE=K,...",
+            help="with schedule: draft lengths by the largest batch they are for, such as 4=3,16=1; none beyond",
+        )
+        add(
+            "--near-limit",
+            default=NEAR_LIMIT_RULES[0],
+            choices=NEAR_LIMIT_RULES,
+            help="who drafts less where a request nears the longest text: it alone, or everyone (default: %(default)s)",
         )
         add(
             "--disable-below-acceptance",
@@ -105,6 +117,8 @@ def add_speculation(parser: Parser, *, policies: Sequence[str]) -> None:
         metavar="N",
         help="draft among the N most frequent tokens only; mtp-jax rank-tokens makes the ranking (default: all)",
     )
+    add("--prompt-lookup-min", type=int, metavar="N", help="with ngram: tokens that must match at least (default: 2)")
+    add("--prompt-lookup-max", type=int, metavar="N", help="with ngram: tokens that are compared at most (default: 5)")
     add("--tree-topk", type=int, metavar="N", help="with dynamic_tree: continuations of a node (default: 4)")
     add("--tree-nodes", type=int, metavar="N", help="with dynamic_tree: drafts verified a step (default: topk * K)")
     add(
@@ -147,6 +161,8 @@ def add_sampling(parser: Parser, *, ignore_eos: bool) -> None:
     for flag, (kind, off, text) in _MORE_SAMPLING.items():
         add(flag, type=kind, default=off, metavar="X", help=f"{text}; %(default)s is off (default)")
     add("--seed", type=int, default=0, metavar="N", help="same seed, same tokens (default: %(default)s)")
+    add("--logit-bias", type=logit_biases, metavar="ID=X,...", help="added to the logits of these token ids")
+    add("--stop-token-ids", type=int, nargs="+", action="extend", metavar="ID", help="end at these token ids too")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
     add(
         "--ignore-eos",
@@ -165,6 +181,8 @@ def sampling_params(options: Namespace) -> SamplingParams:
         top_p=options.top_p,
         seed=options.seed,
         stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
+        logit_bias=options.logit_bias,
         ignore_eos=options.ignore_eos,
         **{name: getattr(options, name) for name in (flag[2:].replace("-", "_") for flag in _MORE_SAMPLING)},
     )
@@ -187,13 +205,27 @@ def one_data_shard(options: Namespace, command: str) -> None:
         raise ConfigError(f"{command} drives one data shard; --mesh has data={num_shards}.")
 
 
+def draft_lens(text: str) -> dict[int, int]:
+    """Draft lengths by batch size from "4=3,16=1"."""
+    return {int(size): int(draft_len) for size, draft_len in _pairs(text)}
+
+
+def logit_biases(text: str) -> dict[int, float]:
+    """Biases by token id from "7=-1.5,9=2"."""
+    return {int(token): float(bias) for token, bias in _pairs(text)}
+
+
 def mesh_sizes(text: str) -> dict[str, int]:
     """Axis sizes from "data=2,model=4". Raises `ValueError` for anything else, as argparse wants it."""
-    pairs = (part.split("=") for part in text.split(","))
-    return {axis: int(size) for axis, size in pairs}
+    return {axis: int(size) for axis, size in _pairs(text)}
 
 
-mesh_sizes.__name__ = "mesh"  # what argparse calls a value it cannot read
+def _pairs(text: str) -> list[list[str]]:
+    return [part.split("=") for part in text.split(",")]
+
+
+# What argparse calls a value that it cannot read.
+mesh_sizes.__name__, draft_lens.__name__, logit_biases.__name__ = "mesh", "draft-len-schedule", "logit-bias"
 
 
 def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:

@@ -11,7 +11,7 @@ from mtp_jax.cli.start import gated_config, load, start, use_compile_cache
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
 
-POLICIES = ("goodput", "fixed")
+POLICIES = ("goodput", "fixed", "schedule")
 
 
 def add_options(parser: Parser) -> None:

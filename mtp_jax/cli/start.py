@@ -47,7 +47,14 @@ def load(options: Namespace) -> Model:
     return Model(family, weights, tokenizer_of(loaded), loaded.dtype, loaded.tokens_by_rank)
 
 
-_OPEN = ("draft_sampling", "relaxed_topk", "relaxed_delta", "synthetic_acceptance")
+_OPEN = (
+    "draft_sampling",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "relaxed_topk",
+    "relaxed_delta",
+    "synthetic_acceptance",
+)
 """Options that are left to the library unless given."""
 
 
@@ -73,7 +80,7 @@ def gated_config(options: Namespace) -> SpeculativeConfig | None:
     """The options of `add_speculation` where it offers policies: the policy and its acceptance gate too."""
     gate = {
         name: value
-        for name in ("disable_below_acceptance", "acceptance_window")
+        for name in ("disable_below_acceptance", "acceptance_window", "draft_len_schedule", "near_limit")
         if (value := getattr(options, name)) is not None
     }
     return speculative_config(options, policy=options.policy, **gate)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import jax
@@ -12,7 +13,9 @@ import pytest
 import yaml
 
 from mtp_jax.cli import main
+from mtp_jax.cli.options import Parser, add_sampling, add_speculation
 from mtp_jax.cli.start import compile_cache_folder, use_compile_cache
+from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -205,3 +208,30 @@ def test_doctor_names_devices_and_backends(capsys: pytest.CaptureFixture[str]) -
     assert printed.err == ""
     assert "attention backend by default" in printed.out
     assert printed.out.count("cpu, cpu") == 8
+
+
+def test_every_field_of_drafting_and_sampling_has_an_option_or_a_reason() -> None:
+    reasons = {
+        "logprobs": "an option of generate alone",
+        "n": "generate writes one text",
+        "prompt_logprobs": "generate lists the tokens it writes",
+        "bad_words": "of text, which only the library reads",
+        "thinking_token_ids": "of a request, which only the library makes",
+        "model": "called --speculative-model, beside --model",
+    }
+    parser = Parser(prog="mtp-jax")
+    add_speculation(parser, policies=("goodput", "fixed", "schedule"))
+    add_sampling(parser, ignore_eos=False)
+    options = set(vars(parser.parse_args([])))
+    named = {field.name for kind in (SpeculativeConfig, SamplingParams) for field in fields(kind)}
+    assert named - options == reasons.keys()
+
+
+def test_pairs_are_read_as_mappings(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--policy", "schedule", "--draft-len-schedule", "4=3,16=1", "--logit-bias", "7=-1.5"]
+    assert main(["generate", "x", *arguments, "--print-config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["draft_len_schedule"] == {4: 3, 16: 1}
+    assert printed["logit_bias"] == {7: -1.5}
+    assert main(["generate", "x", "--draft-len-schedule", "4"]) == 2
+    assert "invalid draft-len-schedule value: '4'" in capsys.readouterr().err
