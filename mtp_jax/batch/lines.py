@@ -137,6 +137,6 @@ def _off(name: str) -> Callable[[Any], Any]:
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(sorted(_SAMPLING - {"logit_bias"}), _as_is),
     "logit_bias": _token_biases,
-    **{name: _off(name) for name in ("stream", "stream_options", "echo", "suffix", "best_of")},
+    **{name: _off(name) for name in ("stream", "stream_options", "echo", "suffix", "best_of", "prompt_logprobs")},
 }
 """Fields of a body that mean something, and what makes `SamplingParams`' values of them."""

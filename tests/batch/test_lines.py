@@ -57,6 +57,7 @@ def test_a_line_without_a_seed_draws_by_its_own_bytes() -> None:
         (line({"model": "gpt"}), "model is 'gpt'; this run serves 'm'."),
         (line({"tools": []}), "body has 'tools', which /v1/completions does not take here."),
         (line({"stream": True}), "stream is True, which a batch does not take; leave it out."),
+        (line({"prompt_logprobs": 1}), "prompt_logprobs is 1, which a batch does not take; leave it out."),
         (line({"logit_bias": {"x": 1}}), "logit_bias is {'x': 1}; its keys must be token ids."),
         (line({"logit_bias": [1]}), "logit_bias is [1]; it must map token ids to numbers."),
     ],

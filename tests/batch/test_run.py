@@ -48,6 +48,7 @@ def test_every_line_has_one_result_in_its_place(tmp_path: Path) -> None:
     lines[20] = good_line(20, max_tokens=-1)
     lines[21] = good_line(21, prompt=[1] * 50)
     lines[22] = b"\n"
+    lines[24] = good_line(24, n=2)  # it draws its tokens
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(lines).rstrip(b"\n"))
     summary = run_toy_batch(source, output)
@@ -62,8 +63,9 @@ def test_every_line_has_one_result_in_its_place(tmp_path: Path) -> None:
             assert result["error"] is None
             assert answer(result) == expected(raw.rstrip(b"\n"))
             assert result["custom_id"] == json.loads(raw)["custom_id"]
-            usage = result["response"]["body"]["usage"]
-            assert usage["completion_tokens"] == len(answer(result))
+            body = result["response"]["body"]
+            assert len(body["choices"]) == (2 if number == 24 else 1)
+            assert body["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in body["choices"])
     assert (summary.num_lines, summary.num_answered, summary.num_refused) == (40, 36, 4)
     assert summary.mean_acceptance_length > 1
     assert [*tmp_path.glob("out*")] == [output]
