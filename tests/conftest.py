@@ -12,6 +12,7 @@ or in ``JAX_COMPILATION_CACHE_DIR`` where that is set.
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 NUM_CPU_DEVICES = 8
 OPTIMIZED_FOLDERS = frozenset({"aot", "gpu", "kernels"})
 _GIB = 2**30
+_MOST_MAPPINGS = 45_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,6 +82,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     is_wanted = item.config.getoption("--gpu") or item.config.getoption("--optimized")
     is_optimized = is_wanted or "optimized" in item.keywords or item.path.parent.name in OPTIMIZED_FOLDERS
     jax.config.update("jax_disable_most_optimizations", not is_optimized)
+
+
+def pytest_runtest_teardown() -> None:
+    """Lets go of compiled programs before there are too many for one process.
+
+    Each takes some dozens of the memory mappings of which Linux allows a process 65,530 (`vm.max_map_count`); past them
+    the compiler does not fail, it crashes.
+    """
+    if _num_mappings() > _MOST_MAPPINGS:
+        from mtp_jax.testing.engines import toy_engine  # not before its imports are checked for types
+
+        toy_engine.cache_clear()
+        jax.clear_caches()
+        gc.collect()
+
+
+def _num_mappings() -> int:
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:  # not Linux
+        return 0
 
 
 @pytest.fixture(autouse=True)
