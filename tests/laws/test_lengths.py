@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mtp_jax.engine.engine import Engine
+from mtp_jax.proposers.from_text import FromText
 from mtp_jax.testing.driving import run_plan
 from mtp_jax.testing.engines import poison, restart
 from mtp_jax.testing.oracle import plain_token
@@ -94,10 +95,12 @@ def test_bug_b118_drafts_do_not_depend_on_the_chunks(build: Callable[[], Engine]
     """Prompts of 1 to 38 tokens, in chunks of 16, 5, 3 and 1: the first drafts see the prompt's own tokens."""
     engine = build()
     requests = [
-        request(str(n), tuple(i * i % 29 for i in range(n)), temperature=0.0, max_tokens=3) for n in range(1, 39)
+        request(str(n), tuple(i * i % engine.family.vocab_size for i in range(n)), temperature=0.0, max_tokens=3)
+        for n in range(1, 39)
     ]
     running = restart(engine)
     poison(running)
     run = run_plan(running, requests)
     assert_plain(running, requests, run)
-    assert all(run.finished[one.request_id].state.records[0].drafts for one in requests[:30])
+    if not isinstance(engine.program.proposer, FromText):  # lookup drafts nothing where the last token is new
+        assert all(run.finished[one.request_id].state.records[0].drafts for one in requests[:30])
