@@ -21,7 +21,11 @@ VOCAB = 8
 
 
 def slots_of(caps: list[int], width: int, temperature: float = 0.0) -> SlotView:
-    sampling = sampling_rows(*[SamplingParams(temperature=temperature)] * len(caps))
+    return slots_with([SamplingParams(temperature=temperature)] * len(caps), caps, width)
+
+
+def slots_with(params: list[SamplingParams], caps: list[int], width: int) -> SlotView:
+    sampling = sampling_rows(*params)
     return slot_view(sampling, vocab_size=VOCAB, draft_len=width - 1, draft_cap=jnp.array(caps, jnp.int32))
 
 
@@ -35,9 +39,10 @@ def _jitted(rule: AcceptanceRule) -> Any:
     return jax.jit(rule.accept, static_argnums=3)
 
 
-@pytest.fixture(params=RULES)
+@pytest.fixture(params=[*((name, {}) for name in RULES), ("rejection", {"block_verification": True})], ids=str)
 def rule(request: pytest.FixtureRequest) -> AcceptanceRule:
-    return RULES[request.param](SpeculativeConfig())
+    name, options = request.param
+    return RULES[name](SpeculativeConfig(**options, **({"acceptance": name} if options else {})))
 
 
 def test_rules_are_frozen_and_hashable(rule: AcceptanceRule) -> None:
@@ -45,9 +50,13 @@ def test_rules_are_frozen_and_hashable(rule: AcceptanceRule) -> None:
     assert hash(rule) == hash(rule)
 
 
+@pytest.mark.parametrize("has_sampled_neighbour", [False, True], ids=["all greedy", "beside a sampled slot"])
 @pytest.mark.parametrize("draft_len", range(7))
-def test_all_masks_and_caps_against_a_loop(rule: AcceptanceRule, draft_len: int) -> None:
-    """Greedy target, drafts right or wrong at each place in every combination, under every cap."""
+def test_all_masks_and_caps_against_a_loop(rule: AcceptanceRule, draft_len: int, has_sampled_neighbour: bool) -> None:
+    """Greedy target, drafts right or wrong at each place in every combination, under every cap.
+
+    Beside a sampled slot a rule that draws judges the greedy ones by the same laws as that one.
+    """
     target = [(3 * w + 1) % VOCAB for w in range(draft_len + 1)]
     cases = list(itertools.product(itertools.product((True, False), repeat=draft_len), range(draft_len + 1)))
     drafts = np.array(
@@ -57,7 +66,12 @@ def test_all_masks_and_caps_against_a_loop(rule: AcceptanceRule, draft_len: int)
         ]
     ).reshape(len(cases), draft_len)
     logits = np.broadcast_to(np.eye(VOCAB)[target], (len(cases), draft_len + 1, VOCAB))
-    accepted = verdict(rule, drafts, logits, slots_of([cap for _, cap in cases], draft_len + 1))
+    params = [SamplingParams(temperature=0)] * len(cases)
+    if has_sampled_neighbour:  # the last case once more, which nobody looks at
+        params.append(SamplingParams(temperature=1.0))
+        drafts, logits = np.concatenate([drafts, drafts[-1:]]), np.concatenate([logits, logits[-1:]])
+    caps = [cap for _, cap in (*cases, cases[-1])][: len(params)]
+    accepted = verdict(rule, drafts, logits, slots_with(params, caps, draft_len + 1))
     for case, (mask, cap) in enumerate(cases):
         num_accepted = 0
         while num_accepted < cap and mask[num_accepted]:
