@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from mtp_jax.core.config import FinishReason, SamplingParams
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.core.sampling_params import MAX_SAMPLES, is_int
+from mtp_jax.core.requirements import is_int
+from mtp_jax.core.sampling_params import MAX_SAMPLES
 from mtp_jax.engine.requests import Progress, Request, StepRecord, merged_metrics
 from mtp_jax.outputs import CompletionOutput, Logprob, RequestOutput, listed_logprobs
 from mtp_jax.text import Detokenizer

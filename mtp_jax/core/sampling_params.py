@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtp_jax.core.layout import ListSizes
+from mtp_jax.core.requirements import is_int, is_real
 
 FLOAT32_RANGE = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """The device computes in float32: outside of this a number would silently become 0 or infinite."""
@@ -211,13 +212,3 @@ def _bad_token(name: str, ids: Sequence[object], vocab_size: int) -> str | None:
         if not is_int(token) or not 0 <= token < vocab_size:  # type: ignore[operator]
             return f"{name} contains {token!r}; token ids are integers from 0 to {vocab_size - 1}."
     return None
-
-
-def is_int(value: object) -> bool:
-    """An integer that is no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_real(value: object) -> bool:
-    """A number that is no truth value; it may be infinite, or none (NaN)."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
