@@ -25,7 +25,7 @@ def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the engine gives the same warning
         method, max_draft_len = resolve_method(speculative, family)
-    specs = (*family.kv_specs(), *PROPOSERS[method](family, speculative).draft_kv_specs(family))
+    specs = (*family.kv_specs(), *PROPOSERS[method].build(family, speculative).draft_kv_specs(family))
     specs = stored_specs(specs, config.attention_backend)
     num_rows = speculative.topology.num_drafts(max_draft_len) + 1
     channels = 0

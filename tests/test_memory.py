@@ -49,7 +49,7 @@ def test_pages_are_counted_as_they_are_allocated(
     config = engine_config(family, speculative, max_model_len=40, max_num_seqs=3, num_kv_blocks=7, block_size=4)
     program = StepProgram(
         family=family,
-        proposer=PROPOSERS[method](family, config.speculative),
+        proposer=PROPOSERS[method].build(family, config.speculative),
         rule=Match(),
         attention_backend="reference",
         num_stop_ids=1,

@@ -53,7 +53,7 @@ class SpeculativeConfig:
     `prompt_lookup_min`, `prompt_lookup_max`: how many of the last tokens "ngram" looks up (2 to 5 by default; from 5 on
     "ngram_mtp" prefers what it finds to the MTP layers' drafts).
     `method="dynamic_tree"`: Kmax is the depth of a tree of `tree_nodes` drafts (topk * Kmax by default), in which each
-    node has `tree_topk` continuations (4 by default).
+    node has `tree_topk` continuations (4 by default). Of a model's MTP layers a tree uses the first alone.
     """
 
     method: str | None = "mtp"

@@ -62,7 +62,7 @@ class Engine:
         check_same_everywhere(self.config, family, dtype)
         self.family = family
         self.grid = ShapeGrid.of(self.config)
-        proposer = PROPOSERS[method](family, speculative)
+        proposer = PROPOSERS[method].build(family, speculative)
         self.program = StepProgram(
             family=family,
             proposer=proposer,

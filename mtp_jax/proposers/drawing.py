@@ -1,11 +1,12 @@
 """From a drafter's logits to its next draft: the one place where drafts are drawn."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.types import Drafts, RowText, SlotView
 from mtp_jax.ops.laws import draw, row_probs
 from mtp_jax.ops.row_text import text_after
@@ -21,6 +22,11 @@ from mtp_jax.ops.sampling import (
 from mtp_jax.ops.sharding import Parallel
 
 DraftSampling = Literal["coupled", "greedy", "probabilistic"]
+
+
+def draft_sampling_of(spec: SpeculativeConfig) -> DraftSampling:
+    """How a configuration wants drafts drawn; it has checked the name itself."""
+    return cast("DraftSampling", spec.draft_sampling)
 
 
 def with_next_draft(

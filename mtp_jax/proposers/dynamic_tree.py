@@ -18,16 +18,23 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from mtp_jax.core.config import SpeculativeConfig
+from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.topology import Tree
-from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
+from mtp_jax.core.types import Drafts, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows, TreeRows
+from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.ops.continuations import likeliest_greedy_tokens, likeliest_tokens
 from mtp_jax.ops.row_text import text_of
 from mtp_jax.ops.trees import is_ancestor, row_bit
-from mtp_jax.proposers.api import PrefillChunk, RecursiveDrafter
-from mtp_jax.proposers.drawing import DraftSampling
+from mtp_jax.proposers.api import RecursiveDrafter
+from mtp_jax.proposers.drawing import DraftSampling, draft_sampling_of
+from mtp_jax.proposers.eagle3 import eagle3
+from mtp_jax.proposers.method import Method
+from mtp_jax.proposers.mtp import lacks_layers, mtp_eagle
 from mtp_jax.proposers.none import no_drafts
+from mtp_jax.proposers.over_base import OverBase
 
 DraftKV = tuple[LayerKV, ...]
 _ROOT = -1
@@ -59,28 +66,12 @@ class _Frontier:
 
 
 @dataclass(frozen=True)
-class DynamicTree:
+class DynamicTree(OverBase):
     """Trees of `shape` out of the drafts of `base`. See the module."""
 
     base: RecursiveDrafter
     shape: Tree
     draft_sampling: DraftSampling = "coupled"
-
-    @property
-    def lookahead(self) -> int:
-        return self.base.lookahead
-
-    def draft_kv_specs(self, family: ModelFamily) -> tuple[KVSpec, ...]:
-        return self.base.draft_kv_specs(family)
-
-    def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Any:
-        return self.base.init_carry(family, num_slots=num_slots, max_draft_len=max_draft_len, dtype=dtype)
-
-    def prefill(self, model: BoundModel, carry: Any, draft_kv: DraftKV, chunk: PrefillChunk) -> tuple[Any, DraftKV]:
-        return self.base.prefill(model, carry, draft_kv, chunk)
-
-    def finish_prefill(self, carry: Any, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]) -> Any:
-        return self.base.finish_prefill(carry, pending_token_Y, is_last_Y)
 
     def propose(
         self, model: BoundModel, carry: Any, draft_kv: DraftKV, slots: SlotView, *, draft_len: int
@@ -97,15 +88,6 @@ class DynamicTree:
             row_tokens_BX = jnp.concatenate([row_tokens_BX, tokens_BF], axis=1)
             scored = scored.joined(self._continuations(model, slots, frontier, row_tokens_BX, level))
         return _best(scored, self.shape.num_drafts(draft_len)), carry, draft_kv
-
-    def observe(
-        self,
-        carry: Any,
-        hidden_BWD: Float[Array, "B W D"],
-        tokens_BE: Int[Array, "B E"],
-        num_emitted: Int[Array, " B"],
-    ) -> Any:
-        return self.base.observe(carry, hidden_BWD, tokens_BE, num_emitted)
 
     def _continuations(
         self, model: BoundModel, slots: SlotView, frontier: _Frontier, row_tokens_BX: Int[Array, "B X"], level: int
@@ -179,3 +161,45 @@ def _best(scored: _Scored, num_drafts: int) -> Drafts:
         tokens_BK=jnp.take_along_axis(scored.tokens_BN, place_BK, axis=1),
         parent_BK=jnp.where(is_after_root_BK, 0, 1 + jnp.argmax(is_parent_BKK, axis=2).astype(jnp.int32)),
     )
+
+
+def _build(family: ModelFamily, spec: SpeculativeConfig) -> DynamicTree:
+    """Over the model's drafter or, without one, over its first MTP layer, applied again and again."""
+    if not isinstance(spec.topology, Tree):
+        raise InvariantError(f"method {spec.method!r} without a tree")
+    sampling = draft_sampling_of(spec)
+    base = eagle3(sampling) if isinstance(family, WithDrafter) else mtp_eagle(sampling)
+    return DynamicTree(base, spec.topology, sampling)
+
+
+def _problem(family: ModelFamily, spec: SpeculativeConfig) -> str | None:
+    num_tokens = spec.draft_vocab_size or family.vocab_size
+    if isinstance(family, WithDrafter):
+        num_tokens = family.drafter.draft_vocab_size
+        if spec.draft_vocab_size is not None:
+            return (
+                f"draft_vocab_size is {spec.draft_vocab_size}, and the drafter has a vocabulary of its own; leave it "
+                "out."
+            )
+    elif (problem := lacks_layers(family, spec)) is not None:
+        return problem
+    if isinstance(spec.topology, Tree) and spec.topology.topk > num_tokens:
+        return f"tree_topk is {spec.topology.topk}; there are {num_tokens} tokens to draft."
+    return None
+
+
+def _caveat(family: ModelFamily, spec: SpeculativeConfig) -> str | None:
+    if family.num_mtp_layers < 2:
+        return None
+    return (
+        f"method {spec.method!r} drafts with the first of the checkpoint's {family.num_mtp_layers} MTP layers, applied "
+        "again and again; the others are not used."
+    )
+
+
+DYNAMIC_TREE = Method(
+    _build,
+    options=frozenset({"draft_sampling", "draft_vocab_size", "model", "tree_topk", "tree_nodes"}),
+    problem=_problem,
+    caveat=_caveat,
+)

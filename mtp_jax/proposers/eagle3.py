@@ -6,29 +6,34 @@ while drafting, the drafter's hidden state stands in for features that are not t
 what is carried, and that drafts come out of a vocabulary of the drafter's own, by the noise of the target's ids.
 """
 
-from dataclasses import dataclass
-
-import jax.numpy as jnp
-
+from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.with_drafter import WithDrafter
-from mtp_jax.proposers.drawing import DraftSampling
-from mtp_jax.proposers.features import Features, empty_features
+from mtp_jax.proposers.drawing import DraftSampling, draft_sampling_of
+from mtp_jax.proposers.method import Method
 from mtp_jax.proposers.mtp import Mtp, mtp_eagle
 
 
-@dataclass(frozen=True)
-class Eagle3(Mtp):
-    """Recursive drafting that carries features of the drafter's width. Made by `eagle3`."""
-
-    def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Features:
-        if not isinstance(family, WithDrafter):
-            raise InvariantError(f"Eagle3 drafts for a family with a drafter, and {family.name} has none")
-        return empty_features(num_slots, max_draft_len + self.num_layers, family.drafter.hidden_size, dtype)
-
-
-def eagle3(draft_sampling: DraftSampling = "coupled") -> Eagle3:
+def eagle3(draft_sampling: DraftSampling = "coupled") -> Mtp:
     """Any draft length from the drafter's one layer."""
-    recursive = mtp_eagle(draft_sampling)
-    return Eagle3(recursive.num_layers, recursive.chain, draft_sampling)
+    return mtp_eagle(draft_sampling, _drafter_width)
+
+
+def _drafter_width(family: ModelFamily) -> int:
+    if not isinstance(family, WithDrafter):
+        raise InvariantError(f"Eagle3 drafts for a family with a drafter, and {family.name} has none")
+    return family.drafter.hidden_size
+
+
+def _lacks_drafter(family: ModelFamily, spec: SpeculativeConfig) -> str | None:
+    if isinstance(family, WithDrafter):
+        return None
+    return f"method {spec.method!r} needs a drafter; give its checkpoint's folder as model of the speculative_config."
+
+
+EAGLE3 = Method(
+    lambda family, spec: eagle3(draft_sampling_of(spec)),
+    options=frozenset({"draft_sampling", "model"}),
+    problem=_lacks_drafter,
+)

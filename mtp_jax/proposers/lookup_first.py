@@ -9,39 +9,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
-from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
-from mtp_jax.models.api import ModelFamily
+from mtp_jax.core.types import Drafts, LayerKV, SlotView
 from mtp_jax.models.bound import BoundModel
-from mtp_jax.proposers.api import DraftProposer, PrefillChunk
-from mtp_jax.proposers.ngram import PromptLookup
+from mtp_jax.proposers.method import Method
+from mtp_jax.proposers.mtp import MTP
+from mtp_jax.proposers.ngram import NGRAM, PromptLookup, match_lens
+from mtp_jax.proposers.over_base import OverBase
 
 
 @dataclass(frozen=True)
-class LookupFirst:
+class LookupFirst(OverBase):
     """The drafts of `lookup` in slots where it finds enough, those of `base` in the others."""
 
     lookup: PromptLookup
-    base: DraftProposer
-
-    @property
-    def lookahead(self) -> int:
-        return self.base.lookahead
-
-    def draft_kv_specs(self, family: ModelFamily) -> tuple[KVSpec, ...]:
-        return self.base.draft_kv_specs(family)
-
-    def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Any:
-        return self.base.init_carry(family, num_slots=num_slots, max_draft_len=max_draft_len, dtype=dtype)
-
-    def prefill(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
-    ) -> tuple[Any, tuple[LayerKV, ...]]:
-        return self.base.prefill(model, carry, draft_kv, chunk)
-
-    def finish_prefill(self, carry: Any, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]) -> Any:
-        return self.base.finish_prefill(carry, pending_token_Y, is_last_Y)
 
     def propose(
         self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
@@ -49,15 +30,6 @@ class LookupFirst:
         drafts, carry, draft_kv = self.base.propose(model, carry, draft_kv, slots, draft_len=draft_len)
         found = self.lookup(slots, draft_len)
         return _instead(found, drafts, draft_len), carry, draft_kv
-
-    def observe(
-        self,
-        carry: Any,
-        hidden_BWD: Float[Array, "B W D"],
-        tokens_BE: Int[Array, "B E"],
-        num_emitted: Int[Array, " B"],
-    ) -> Any:
-        return self.base.observe(carry, hidden_BWD, tokens_BE, num_emitted)
 
 
 def _instead(found: Drafts, drafts: Drafts, draft_len: int) -> Drafts:
@@ -72,3 +44,12 @@ def _instead(found: Drafts, drafts: Drafts, draft_len: int) -> Drafts:
         tokens_BK=tokens_BK,
         probs_BKV=jnp.where(is_found_B[:, None, None], certain_BKV, drafts.probs_BKV),
     )
+
+
+NGRAM_MTP = Method(
+    lambda family, spec: LookupFirst(MTP.build(family, spec), PromptLookup(*match_lens(spec, shortest=5))),
+    options=NGRAM.options | MTP.options,
+    problem=MTP.problem,
+    longest=MTP.longest,
+)
+"""A copied run of five tokens or more is preferred to drafts of the MTP layers."""

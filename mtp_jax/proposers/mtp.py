@@ -8,18 +8,21 @@ the last entry that can be made is c - 1; draft j (1-based, the token at positio
 - one per position: layer j at position c - 1, its token inputs shifted by j.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows
 from mtp_jax.proposers.api import PrefillChunk
-from mtp_jax.proposers.drawing import DraftSampling, with_next_draft
+from mtp_jax.proposers.drawing import DraftSampling, draft_sampling_of, with_next_draft
 from mtp_jax.proposers.features import Features, empty_features, roll_features, select_slots
+from mtp_jax.proposers.method import Method
 from mtp_jax.proposers.none import no_drafts
 
 DraftKV = tuple[LayerKV, ...]
@@ -34,6 +37,14 @@ class DraftChain(Protocol):
     ) -> tuple[Drafts, DraftKV]: ...
 
 
+CarriedWidth = Callable[[ModelFamily], int]
+"""How wide the hidden states are that travel between steps."""
+
+
+def _hidden_size(family: ModelFamily) -> int:
+    return family.hidden_size
+
+
 @dataclass(frozen=True)
 class Mtp:
     """Drafting with the first `num_layers` MTP layers of a model, by `chain`: see `mtp_eagle` and `mtp_vanilla`."""
@@ -41,6 +52,7 @@ class Mtp:
     num_layers: int
     chain: DraftChain
     draft_sampling: DraftSampling = "coupled"
+    carried_width: CarriedWidth = _hidden_size
 
     @property
     def lookahead(self) -> int:
@@ -50,7 +62,7 @@ class Mtp:
         return family.draft_kv_specs()[: self.num_layers]
 
     def init_carry(self, family: ModelFamily, *, num_slots: int, max_draft_len: int, dtype: jnp.dtype) -> Features:
-        return empty_features(num_slots, max_draft_len + self.num_layers, family.hidden_size, dtype)
+        return empty_features(num_slots, max_draft_len + self.num_layers, self.carried_width(family), dtype)
 
     def prefill(
         self, model: BoundModel, carry: Features, draft_kv: DraftKV, chunk: PrefillChunk
@@ -140,9 +152,9 @@ class Mtp:
         return select_slots(num_emitted > 0, rolled, carry)
 
 
-def mtp_eagle(draft_sampling: DraftSampling = "coupled") -> Mtp:
+def mtp_eagle(draft_sampling: DraftSampling = "coupled", carried_width: CarriedWidth = _hidden_size) -> Mtp:
     """The first MTP layer applied again and again: any draft length from one layer."""
-    return Mtp(1, _recursive, draft_sampling)
+    return Mtp(1, _recursive, draft_sampling, carried_width)
 
 
 def mtp_vanilla(num_layers: int, draft_sampling: DraftSampling = "coupled") -> Mtp:
@@ -204,3 +216,34 @@ def _fresh_rows(carry: Features, slots: SlotView, num_known: Int[Array, " B"]) -
 def _last_row(rows_BFx: Shaped[Array, "B F ..."], carry: Features) -> Shaped[Array, "B 1 ..."]:
     last = jnp.maximum(carry.num_fresh - 1, 0)  # a slot that never had a prompt has no row; its result is not used
     return jnp.take_along_axis(rows_BFx, last.reshape(-1, *(1,) * (rows_BFx.ndim - 1)), axis=1)
+
+
+def lacks_layers(family: ModelFamily, spec: SpeculativeConfig) -> str | None:
+    """The sentence for a checkpoint without MTP layers, for methods that draft with them."""
+    if family.num_mtp_layers > 0:
+        return None
+    return (
+        f"method {spec.method!r} needs MTP layers and this {family.name} checkpoint has none; "
+        "use speculative_config=None for plain decoding."
+    )
+
+
+def _eagle(family: ModelFamily, spec: SpeculativeConfig) -> Mtp:  # noqa: ARG001
+    return mtp_eagle(draft_sampling_of(spec))
+
+
+def _vanilla(family: ModelFamily, spec: SpeculativeConfig) -> Mtp:
+    return mtp_vanilla(family.num_mtp_layers, draft_sampling_of(spec))
+
+
+_OPTIONS = frozenset({"draft_sampling", "draft_vocab_size"})
+MTP_EAGLE = Method(_eagle, options=_OPTIONS, problem=lacks_layers)
+MTP_VANILLA = Method(_vanilla, options=_OPTIONS, problem=lacks_layers, longest=lambda family: family.num_mtp_layers)
+MTP = Method(
+    lambda family, spec: (_eagle if family.num_mtp_layers == 1 else _vanilla)(family, spec),
+    options=_OPTIONS,
+    problem=lacks_layers,
+    longest=lambda family: family.num_mtp_layers if family.num_mtp_layers > 1 else None,
+    stands_for=lambda family: "mtp_eagle" if family.num_mtp_layers == 1 else "mtp_vanilla",
+)
+"""One layer again and again where the checkpoint has one, else one layer for each draft position."""

@@ -10,8 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.types import Drafts, SlotView
 from mtp_jax.proposers.from_text import FromText
+from mtp_jax.proposers.method import Method
+
+_LONGEST_MATCH = 5
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,6 @@ class PromptLookup:
         )
         is_found_B = slots.live & (match_len_B >= self.min_match)
         return Drafts(tokens_BK, num_proposed=jnp.where(is_found_B, draft_len, 0))
-
-
-def ngram(min_match: int, max_match: int) -> FromText:
-    """Prompt lookup as a proposer."""
-    return FromText(PromptLookup(min_match, max_match))
 
 
 def look_up(
@@ -69,3 +68,21 @@ def look_up(
     period_B1 = jnp.maximum(last_B - place_B, 1)[:, None]
     source_BK = place_B[:, None] + 1 + jax.lax.rem(jnp.arange(num_drafts, dtype=jnp.int32)[None, :], period_B1)
     return jnp.take_along_axis(history_BS, source_BK, axis=1, mode="clip"), match_len_B
+
+
+def match_lens(spec: SpeculativeConfig, *, shortest: int) -> tuple[int, int]:
+    """(shortest, longest) match of prompt lookup; a bound left open makes room for the one that was given.
+
+    >>> match_lens(SpeculativeConfig(method="ngram", prompt_lookup_min=7), shortest=2)
+    (7, 7)
+    """
+    low, high = spec.prompt_lookup_min, spec.prompt_lookup_max
+    if low is None:
+        low = shortest if high is None else min(shortest, high)
+    return low, max(_LONGEST_MATCH, low) if high is None else high
+
+
+NGRAM = Method(
+    lambda family, spec: FromText(PromptLookup(*match_lens(spec, shortest=2))),
+    options=frozenset({"prompt_lookup_min", "prompt_lookup_max"}),
+)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.types import Drafts, SlotView
 from mtp_jax.proposers.from_text import FromText
+from mtp_jax.proposers.method import Method
 
 
 def no_drafts(slots: SlotView) -> Drafts:
@@ -19,3 +20,4 @@ def _propose_nothing(slots: SlotView, draft_len: int) -> Drafts:
 
 
 NO_DRAFT = FromText(_propose_nothing)
+PLAIN = Method(lambda family, spec: NO_DRAFT)

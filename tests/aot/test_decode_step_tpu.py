@@ -34,7 +34,7 @@ def test_a_step_of_the_bundled_model_keeps_one_page_pool(shape: StepShape | Pref
         speculative=speculative,
         attention_backend="mosaic_tpu",
     )
-    proposer = PROPOSERS["mtp_eagle"](family, speculative)
+    proposer = PROPOSERS["mtp_eagle"].build(family, speculative)
     program = StepProgram(
         family=family,
         proposer=proposer,

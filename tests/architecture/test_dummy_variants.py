@@ -11,6 +11,7 @@ from mtp_jax.checkpoints.folders import write_json
 from mtp_jax.checkpoints.safetensors_io import write_tensors
 from mtp_jax.models.registry import FAMILIES
 from mtp_jax.policies.registry import POLICIES
+from mtp_jax.proposers.method import Method
 from mtp_jax.proposers.registry import PROPOSERS
 from tests.architecture import dummies
 
@@ -28,7 +29,7 @@ def test_a_line_in_each_table_is_all_that_a_variant_takes(tmp_path: Path, monkey
     counted = dummies.CountedBackend()
     monkeypatch.setitem(FAMILIES, "dummy", dummies.sum_family)
     monkeypatch.setitem(BACKENDS, "dummy", counted.backend)
-    monkeypatch.setitem(PROPOSERS, "dummy", lambda family, spec: dummies.Repeater())
+    monkeypatch.setitem(PROPOSERS, "dummy", Method(lambda family, spec: dummies.Repeater()))
     monkeypatch.setitem(RULES, "dummy", lambda spec: dummies.AcceptNothing())
     monkeypatch.setitem(POLICIES, "dummy", lambda spec, costs: dummies.UpAndDown())
     speculative = {"method": "dummy", "policy": "dummy", "acceptance": "dummy", "num_speculative_tokens": KMAX}

@@ -76,7 +76,7 @@ def test_a_step_keeps_one_page_pool(loaded: LoadedModel, shape: StepShape | Pref
     """The pools of all layers are the inputs' own, and a step needs far less beside them than one layer's."""
     config = config_of(num_pages=60_000)
     method, _ = resolve_method(config.speculative, loaded.family)
-    proposer = PROPOSERS[method](loaded.family, config.speculative)
+    proposer = PROPOSERS[method].build(loaded.family, config.speculative)
     program = StepProgram(
         family=loaded.family,
         proposer=proposer,

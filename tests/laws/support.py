@@ -61,7 +61,7 @@ SHORTLIST = functools.partial(
 TREE = functools.partial(toy_engine, method="dynamic_tree", tree_topk=3, tree_nodes=8, page_size=4)
 TREE_OF_WIDE_DRAFTER = functools.partial(
     toy_engine,
-    ToyFamily(num_mtp_layers=2, latent=True, draft_flatness=2.0),
+    ToyFamily(latent=True, draft_flatness=2.0),
     method="dynamic_tree",
     draft_sampling="greedy",
     tree_topk=4,

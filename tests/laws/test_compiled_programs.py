@@ -101,7 +101,7 @@ def large_pool(method: str) -> Launcher:
         speculative=speculative,
         prefill_chunk=16,
     )
-    proposer = PROPOSERS[method](family, speculative)
+    proposer = PROPOSERS[method].build(family, speculative)
     program = StepProgram(
         family=family,
         proposer=proposer,

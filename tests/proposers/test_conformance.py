@@ -18,7 +18,7 @@ from mtp_jax.models.bound import BoundModel
 from mtp_jax.ops.kv_cache import init_kv
 from mtp_jax.proposers.api import DraftProposer, PrefillChunk
 from mtp_jax.proposers.dynamic_tree import DynamicTree
-from mtp_jax.proposers.eagle3 import Eagle3
+from mtp_jax.proposers.eagle3 import eagle3
 from mtp_jax.proposers.registry import PROPOSERS
 from mtp_jax.testing.rows import sampling_rows, slot_view
 from mtp_jax.testing.toy_family import ToyFamily
@@ -33,7 +33,7 @@ Started = tuple[Any, tuple[LayerKV, ...]]
 
 
 def family_of(proposer: DraftProposer) -> ModelFamily:
-    return FAMILIES["eagle3"] if isinstance(proposer, Eagle3) else TOY
+    return FAMILIES["eagle3"] if proposer == eagle3() else TOY
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def model_of(proposer: DraftProposer) -> BoundModel:
 
 
 def built(method: str | None) -> DraftProposer:
-    return PROPOSERS[method](
+    return PROPOSERS[method].build(
         FAMILIES.get(method, TOY), SpeculativeConfig(method=method, num_speculative_tokens=KMAX if method else 0)
     )
 

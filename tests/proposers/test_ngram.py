@@ -74,7 +74,7 @@ def test_lookup_takes_the_place_of_the_models_drafts_where_it_finds_enough(has_l
         def propose(self, model, carry, draft_kv, slots, *, draft_len):
             return Drafts(jnp.full((2, draft_len), 7), law_BKV), carry, draft_kv
 
-    drafts, _, _ = LookupFirst(lookup, Sevens()).propose(None, None, (), slots, draft_len=2)  # type: ignore[arg-type]
+    drafts, _, _ = LookupFirst(Sevens(), lookup).propose(None, None, (), slots, draft_len=2)  # type: ignore[arg-type]
     assert drafts.tokens_BK.tolist() == [[3, 1], [7, 7]]
     assert drafts.num_proposed is None
     if has_law:
@@ -85,7 +85,7 @@ def test_lookup_takes_the_place_of_the_models_drafts_where_it_finds_enough(has_l
 
 def lookup_of(**options: int | None) -> PromptLookup:
     spec = SpeculativeConfig(method="ngram", **options)  # type: ignore[arg-type]
-    return PROPOSERS["ngram"](ToyFamily(), spec).draft  # type: ignore[attr-defined]
+    return PROPOSERS["ngram"].build(ToyFamily(), spec).draft  # type: ignore[attr-defined]
 
 
 def test_bounds_of_the_match() -> None:

@@ -51,16 +51,16 @@ def test_plain_decoding_needs_no_layer() -> None:
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_the_table_builds_what_was_resolved(num_layers: int) -> None:
     family = ToyFamily(num_mtp_layers=num_layers)
-    assert PROPOSERS["mtp_eagle"](family, spec()) == mtp_eagle("coupled")
-    assert PROPOSERS["mtp_vanilla"](family, spec()) == mtp_vanilla(num_layers, "coupled")
-    assert PROPOSERS[None](family, spec()) == NO_DRAFT
+    assert PROPOSERS["mtp_eagle"].build(family, spec()) == mtp_eagle("coupled")
+    assert PROPOSERS["mtp_vanilla"].build(family, spec()) == mtp_vanilla(num_layers, "coupled")
+    assert PROPOSERS[None].build(family, spec()) == NO_DRAFT
 
 
 def test_a_method_with_a_drafter_needs_one() -> None:
     with pytest.raises(ConfigError, match="method 'eagle3' needs a drafter; give its checkpoint's folder as model"):
         resolve_method(spec("eagle3"), ToyFamily())
     assert resolve_method(spec("eagle3"), tiny_eagle3()) == ("eagle3", 5)
-    assert PROPOSERS["eagle3"](tiny_eagle3(), spec("eagle3")) == eagle3("coupled")
+    assert PROPOSERS["eagle3"].build(tiny_eagle3(), spec("eagle3")) == eagle3("coupled")
     with pytest.raises(ConfigError, match="needs MTP layers and this llama checkpoint has none"):
         resolve_method(spec("mtp"), tiny_eagle3())
 
@@ -68,13 +68,22 @@ def test_a_method_with_a_drafter_needs_one() -> None:
 def test_a_tree_grows_over_the_drafter_where_there_is_one() -> None:
     tree = SpeculativeConfig(method="dynamic_tree", num_speculative_tokens=3, tree_topk=2, tree_nodes=5)
     assert resolve_method(tree, tiny_eagle3()) == ("dynamic_tree", 3)
-    proposer = PROPOSERS["dynamic_tree"](tiny_eagle3(), tree)
+    proposer = PROPOSERS["dynamic_tree"].build(tiny_eagle3(), tree)
     assert isinstance(proposer, DynamicTree)
     assert proposer.base == eagle3("coupled")
     with pytest.raises(ConfigError, match="tree_topk is 17; there are 16 tokens to draft"):
-        PROPOSERS["dynamic_tree"](tiny_eagle3(), replace(tree, num_speculative_tokens=1, tree_topk=17, tree_nodes=17))
+        resolve_method(replace(tree, num_speculative_tokens=1, tree_topk=17, tree_nodes=17), tiny_eagle3())
     with pytest.raises(ConfigError, match="draft_vocab_size is 8, and the drafter has a vocabulary of its own"):
         resolve_method(replace(tree, draft_vocab_size=8), tiny_eagle3())
+
+
+def test_a_tree_over_the_first_of_several_layers_says_so() -> None:
+    tree = SpeculativeConfig(method="dynamic_tree")
+    with pytest.warns(UserWarning, match="drafts with the first of the checkpoint's 2 MTP layers.* the others are not"):
+        assert resolve_method(tree, ToyFamily(num_mtp_layers=2)) == ("dynamic_tree", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolve_method(tree, ToyFamily(num_mtp_layers=1))
 
 
 @pytest.mark.parametrize("method", ["mtp", "mtp_eagle", "ngram"])
@@ -91,6 +100,6 @@ def test_an_unknown_method_is_refused_with_those_there_are() -> None:
 
 def test_every_name_is_in_the_table_or_resolves_to_one_that_is() -> None:
     for method in method_names():
-        family = tiny_eagle3() if method == "eagle3" else ToyFamily(num_mtp_layers=2)
+        family = tiny_eagle3() if method in ("eagle3", "dynamic_tree") else ToyFamily(num_mtp_layers=2)
         resolved, _ = resolve_method(spec(method, 1), family)
         assert resolved in PROPOSERS

@@ -33,7 +33,7 @@ CONFIG = EngineConfig(
 def program() -> StepProgram:
     return StepProgram(
         family=FAMILY,
-        proposer=PROPOSERS["mtp_eagle"](FAMILY, CONFIG.speculative),
+        proposer=PROPOSERS["mtp_eagle"].build(FAMILY, CONFIG.speculative),
         rule=Match(),
         attention_backend="reference",
         num_stop_ids=CONFIG.max_stop_token_ids,
