@@ -26,7 +26,7 @@ from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.ops.kv_cache import row_positions
 from mtp_jax.ops.laws import draw, row_probs
 from mtp_jax.ops.row_text import texts_of_rows
-from mtp_jax.ops.sampling import Stream, block_keys, gumbel_noise, law_logits, tokens_of_law, uniform_coins
+from mtp_jax.ops.sampling import Stream, block_keys, gumbel_noise, law_of_head, tokens_of_law, uniform_coins
 from mtp_jax.ops.sharding import Parallel
 
 
@@ -51,7 +51,8 @@ class Rejection:
 
     def _judged(self, drafts: Drafts, target_logits_BWV: Array, slots: SlotView, parallel: Parallel) -> Accepted:
         rows, num_drafts = slots.sampling, drafts.tokens_BK.shape[1]
-        law_BWV = law_logits(parallel.whole_logits(target_logits_BWV), rows, texts_of_rows(slots, drafts))
+        vocab_size = slots.noise_BWV.shape[-1]
+        law_BWV = law_of_head(target_logits_BWV, rows, texts_of_rows(slots, drafts), vocab_size, parallel)
         target_tokens_BW = tokens_of_law(law_BWV, slots.noise_BWV, rows)
 
         judge, keys_B2 = judge_tokens, rows.key_B2

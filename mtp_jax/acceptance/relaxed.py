@@ -18,9 +18,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from mtp_jax.acceptance.api import accepted_prefix_len, drafts_then
-from mtp_jax.core.types import Accepted, Drafts, SlotView
+from mtp_jax.acceptance.match import Match
+from mtp_jax.core.types import Accepted, Drafts, RowText, SlotView
 from mtp_jax.ops.row_text import texts_of_rows
-from mtp_jax.ops.sampling import law_logits, tokens_of_law
+from mtp_jax.ops.sampling import law_of_head, tokens_of_law
 from mtp_jax.ops.sharding import Parallel
 from mtp_jax.ops.thinking import is_thinking
 
@@ -47,10 +48,33 @@ class Relaxed:
     def accept(
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:
-        text, num_drafts = texts_of_rows(slots, drafts), drafts.tokens_BK.shape[1]
-        law_BWV = law_logits(parallel.whole_logits(target_logits_BWV), slots.sampling, text)
+        """Costs what `match` does while every slot is greedy and none thinks."""
+        rows, text = slots.sampling, texts_of_rows(slots, drafts)
+        num_drafts = drafts.tokens_BK.shape[1]
+        thinks_BK = is_thinking(text, rows.thinking_ids_B2)[:, :num_drafts] & slots.live[:, None]
+        # Where several shards launch they must branch alike: there a request that names thinking tokens counts as one
+        # that needs whole logits (`engine.vote`), whether it thinks by now or not.
+        needs_law = rows.needs.whole_logits
+        if rows.agreed is None:
+            needs_law |= jnp.any(thinks_BK)
+        return lax.cond(
+            needs_law,
+            lambda: self._judged(drafts, target_logits_BWV, slots, text, thinks_BK, parallel),
+            lambda: Match().accept(drafts, target_logits_BWV, slots, parallel),
+        )
+
+    def _judged(
+        self,
+        drafts: Drafts,
+        target_logits_BWV: Array,
+        slots: SlotView,
+        text: RowText,
+        thinks_BK: Bool[Array, "B K"],
+        parallel: Parallel,
+    ) -> Accepted:
+        num_drafts = drafts.tokens_BK.shape[1]
+        law_BWV = law_of_head(target_logits_BWV, slots.sampling, text, slots.noise_BWV.shape[-1], parallel)
         target_tokens_BW = tokens_of_law(law_BWV, slots.noise_BWV, slots.sampling)
-        thinks_BK = is_thinking(text, slots.sampling.thinking_ids_B2)[:, :num_drafts] & slots.live[:, None]
 
         def near_the_best() -> Bool[Array, "B K"]:
             probs_BKV = jax.nn.softmax(law_BWV[:, :num_drafts], axis=-1)

@@ -82,7 +82,7 @@ class Needs:
     def of(cls, params: SamplingParams) -> "Needs":
         """What one request needs."""
         return cls(
-            whole_logits=params.temperature > 0 or params.edits_logits,
+            whole_logits=params.temperature > 0 or params.edits_logits or params.thinking_token_ids is not None,
             logprobs=params.logprobs is not None,
             prompt_logprobs=params.prompt_logprobs is not None,
         )

@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.types import RowText, SamplingRows
-from mtp_jax.ops.sampling import law_logits, over_target_vocab
+from mtp_jax.ops.sampling import law_of_head
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
 
@@ -28,10 +28,7 @@ def likeliest_tokens(
     """
 
     def sampled() -> tuple[Array, Array]:
-        whole_BWV = parallel.whole_logits(logits_BWV)
-        if ids_N is not None:
-            whole_BWV = over_target_vocab(whole_BWV, ids_N, noise_BWV.shape[-1])
-        law_BWV = law_logits(whole_BWV, rows, text)
+        law_BWV = law_of_head(logits_BWV, rows, text, noise_BWV.shape[-1], parallel, ids_N)
         scores_BWV = jnp.where(rows.temperature_B[:, None, None] > 0, law_BWV + noise_BWV, law_BWV)
         top_BWk, tokens_BWk = NO_PARALLEL.top_over_vocab(scores_BWV, num_tokens)
         return tokens_BWk, top_BWk - NO_PARALLEL.logsumexp_over_vocab(scores_BWV)[..., None]

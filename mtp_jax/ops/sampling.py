@@ -126,6 +126,25 @@ def law_logits(
     return jnp.where(is_sampled_B11, filter_logits(edited_BWV, rows), edited_BWV)
 
 
+def law_of_head(
+    logits_BWV: Float[Array, "B W v"],
+    rows: SamplingRows,
+    text: RowText,
+    vocab_size: int,
+    parallel: Parallel = NO_PARALLEL,
+    ids_N: Int[Array, " N"] | None = None,
+) -> Float[Array, "b W V"]:
+    """`law_logits` of what a head says, whole: over all of the mesh's parts, and over the target's `vocab_size` tokens.
+
+    Logits and `ids_N` as in `choose_tokens`; what a drafter's own vocabulary lacks has no probability. Has collectives:
+    every device must come here, or none.
+    """
+    whole_BWV = parallel.whole_logits(logits_BWV)
+    if ids_N is not None:
+        whole_BWV = over_target_vocab(whole_BWV, ids_N, vocab_size)
+    return law_logits(whole_BWV, rows, text)
+
+
 def choose_tokens(
     logits_BWV: Float[Array, "B W v"],
     noise_BWV: Float[Array, "b W V"],
@@ -144,10 +163,8 @@ def choose_tokens(
     """
 
     def chosen() -> Array:
-        whole_BWV = parallel.whole_logits(logits_BWV)
-        if ids_N is not None:
-            whole_BWV = over_target_vocab(whole_BWV, ids_N, noise_BWV.shape[-1])
-        return tokens_of_law(law_logits(whole_BWV, rows, text), noise_BWV, rows)
+        law_BWV = law_of_head(logits_BWV, rows, text, noise_BWV.shape[-1], parallel, ids_N)
+        return tokens_of_law(law_BWV, noise_BWV, rows)
 
     return lax.cond(rows.needs.whole_logits, chosen, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
 

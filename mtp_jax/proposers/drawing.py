@@ -16,8 +16,7 @@ from mtp_jax.ops.sampling import (
     choose_tokens,
     greedy_tokens,
     gumbel_noise,
-    law_logits,
-    over_target_vocab,
+    law_of_head,
 )
 from mtp_jax.ops.sharding import Parallel
 
@@ -71,10 +70,7 @@ def _drawn(
     ids_V = jnp.arange(vocab_size, dtype=jnp.int32)
 
     def sampled() -> tuple[Array, Array]:
-        whole_B1V = parallel.whole_logits(logits_B1V)
-        if ids_N is not None:
-            whole_B1V = over_target_vocab(whole_B1V, ids_N, vocab_size)
-        probs_B1V = row_probs(law_logits(whole_B1V, rows, text), rows)
+        probs_B1V = row_probs(law_of_head(logits_B1V, rows, text, vocab_size, parallel, ids_N), rows)
         position_B1 = (slots.committed_len + 1 + num_earlier)[:, None]
         keys_B2 = block_keys(rows.key_B2, slots.committed_len)
         return draw(probs_B1V, gumbel_noise(keys_B2, position_B1, Stream.DRAFT, ids_V)), probs_B1V

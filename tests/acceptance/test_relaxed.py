@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtp_jax.acceptance import relaxed
 from mtp_jax.acceptance.match import Match
 from mtp_jax.acceptance.relaxed import Relaxed
 from mtp_jax.core.config import EngineConfig, SamplingParams, SpeculativeConfig
 from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import RequestState
+from mtp_jax.engine.vote import Needs
 from mtp_jax.ops.row_text import texts_of_rows
+from mtp_jax.ops.sampling import law_of_head
 from mtp_jax.ops.sharding import NO_PARALLEL
 from mtp_jax.ops.thinking import is_thinking
 from mtp_jax.testing.driving import Action, Event, Plan, run_plan
@@ -129,10 +132,40 @@ def test_without_marks_it_is_match() -> None:
     rng = np.random.default_rng(1)
     logits, drafts = rng.normal(size=(64, 4, VOCAB)).astype(np.float32), rng.integers(0, VOCAB, size=(64, 3))
     slots = slots_with([[BEGIN]] * 64, SamplingParams(temperature=1.0), 3)
-    relaxed, match = verdict(RULE, drafts, logits, slots), verdict(Match(), drafts, logits, slots)
-    np.testing.assert_array_equal(relaxed.num_accepted, match.num_accepted)
+    found, match = verdict(RULE, drafts, logits, slots), verdict(Match(), drafts, logits, slots)
+    np.testing.assert_array_equal(found.num_accepted, match.num_accepted)
     for slot, length in enumerate(match.num_accepted.tolist()):
-        np.testing.assert_array_equal(relaxed.tokens_BE[slot, : length + 1], match.tokens_BE[slot, : length + 1])
+        np.testing.assert_array_equal(found.tokens_BE[slot, : length + 1], match.tokens_BE[slot, : length + 1])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "prompt", "is_looked_at"),
+    [(0.0, [3, BEGIN, END], False), (0.0, [3, BEGIN], True), (0.7, [3], True)],
+    ids=["greedy, none thinks", "greedy, thinking", "sampled"],
+)
+def test_laws_are_looked_at_only_where_somebody_needs_them(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, prompt: list[int], is_looked_at: bool
+) -> None:
+    """Counted while it runs, not while it is traced."""
+    looks: list[None] = []
+
+    def counted(*arguments: Any) -> jax.Array:
+        jax.debug.callback(lambda: looks.append(None))
+        return law_of_head(*arguments)
+
+    monkeypatch.setattr(relaxed, "law_of_head", counted)
+    params = SamplingParams(temperature=temperature, thinking_token_ids=(BEGIN, END))
+    slots = slots_with([prompt] * 2, params, 1)
+    logits_BWV, drafts = jnp.zeros((2, 2, VOCAB)), Drafts(jnp.full((2, 1), 3))
+    jax.jit(lambda *inputs: RULE.accept(*inputs, NO_PARALLEL))(drafts, logits_BWV, slots)  # traced anew
+    jax.effects_barrier()
+    assert bool(looks) == is_looked_at
+
+
+def test_shards_agree_on_laws_for_who_may_think() -> None:
+    """Branches with collectives must be taken alike: none may follow what one shard alone knows."""
+    assert Needs.of(SamplingParams(temperature=0, thinking_token_ids=(BEGIN, END))).whole_logits
+    assert not Needs.of(SamplingParams(temperature=0)).whole_logits
 
 
 # ---- through an engine: prompts in chunks, preemption
@@ -196,5 +229,5 @@ def test_thinking_tokens_where_nothing_is_relaxed_are_refused() -> None:
     one = request("a", (3, 4), thinking_token_ids=(BEGIN, END))
     problem = problem_with(one, EngineConfig(max_model_len=16), vocab_size=29)
     assert problem == "thinking_token_ids goes with acceptance=\"relaxed\", and this engine has 'match'; leave it out."
-    relaxed = EngineConfig(max_model_len=16, speculative=SpeculativeConfig(acceptance="relaxed"))
-    assert problem_with(one, relaxed, vocab_size=29) is None
+    lossy = EngineConfig(max_model_len=16, speculative=SpeculativeConfig(acceptance="relaxed"))
+    assert problem_with(one, lossy, vocab_size=29) is None

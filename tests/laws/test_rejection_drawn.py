@@ -181,7 +181,7 @@ def coins_of_drafts(key_B2: Any, positions_BW: Any, stream: Stream) -> Any:
     return jnp.exp(-jnp.exp(-noise_BW1[..., 0]))
 
 
-def top_p_first(whole_BWV: Any, rows: SamplingRows, text: Any) -> Any:
+def top_p_first(whole_BWV: Any, rows: SamplingRows, *others: Any) -> Any:
     """Top-p of the law before temperature."""
     warm = replace(rows, temperature_B=jnp.ones_like(rows.temperature_B))
     return filter_logits(whole_BWV, warm) / rows.temperature_B[:, None, None]
@@ -198,7 +198,7 @@ def test_coins_made_of_the_drafts_noise_are_noticed(monkeypatch: pytest.MonkeyPa
 
 
 def test_filters_in_another_order_on_one_side_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "law_logits", top_p_first)
+    monkeypatch.setattr(rejection, "law_of_head", top_p_first)
     assert surprise_of_pairs(bench(TOKENS, 8, FILTERED), (2, 2, 2), num_rounds=1) > 2 * BOUND
 
 
