@@ -32,10 +32,10 @@ def tokenizer_of(loaded: LoadedModel) -> Tokenizer | None:
     return load_tokenizer(loaded.folder) if loaded.tokenizer is None else loaded.tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of `text`. `ConfigError` for a lone surrogate, such as a byte of the command line that is no UTF-8."""
     _check_surrogates("The prompt", text)
-    return tokenizer.encode(text).ids
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
 
 def _check_surrogates(what: str, text: str) -> None:

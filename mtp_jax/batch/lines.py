@@ -7,17 +7,15 @@ Names are OpenAI's, with vLLM's additions. A field that nobody would honour is a
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from mtp_jax.batch.bodies import BODIES, CHAT_URL, Render, chat_options, short
 from mtp_jax.core.config import SamplingParams
 
-COMPLETIONS_URL = "/v1/completions"
-_LONGEST_LINE_BYTES = 16 << 20
-_SAMPLING = {field.name for field in fields(SamplingParams)}
-_WITHOUT_MEANING = {"user", "metadata", "store"}
-"""Fields that say who asks, not what for."""
+LONGEST_LINE_BYTES = 16 << 20
+_NO_TEMPLATE = "The tokenizer has no chat template; give one with --chat-template FILE, or ask /v1/completions."
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Refused:
     message: str
 
 
-def read_line(raw: bytes, *, model: str, default_max_tokens: int = 16) -> Asked | Refused:
-    """What a line asks for.
+def read_line(raw: bytes, *, model: str, render: Render | None = None) -> Asked | Refused:
+    """What a line asks for. `render` makes prompts of conversations; None: there is no chat template.
 
     >>> line = b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 3}}'
     >>> read_line(line, model="m").params.max_tokens
@@ -52,26 +50,31 @@ def read_line(raw: bytes, *, model: str, default_max_tokens: int = 16) -> Asked 
         return Refused(None, problem)
     custom_id = fields_of_line.get("custom_id")
     if not isinstance(custom_id, str):
-        return Refused(None, f"custom_id is {_short(custom_id)}; it must be a string.")
+        return Refused(None, f"custom_id is {short(custom_id)}; it must be a string.")
     problem = _problem_of_envelope(fields_of_line)
     if problem is not None:
         return Refused(custom_id, problem)
-    body = fields_of_line["body"]
+    url, body = fields_of_line["url"], fields_of_line["body"]
     named = body.get("model", model)
     if named != model:
-        return Refused(custom_id, f"model is {_short(named)}; this run serves {model!r}.")
-    if "prompt" not in body:
-        return Refused(custom_id, "body has no prompt.")
+        return Refused(custom_id, f"model is {short(named)}; this run serves {model!r}.")
     try:
-        options = {name: convert(body[name]) for name, convert in _FIELDS.items() if body.get(name) is not None}
+        options = BODIES[url].read(body)
+        prompt = body[BODIES[url].prompt_field]
+        if url == CHAT_URL:
+            options, prompt = _conversation(options, prompt, render)
     except (TypeError, ValueError) as error:
         return Refused(custom_id, f"{error}")
-    unknown = [name for name in body if name not in _FIELDS and name not in {"model", "prompt", *_WITHOUT_MEANING}]
-    if unknown:
-        return Refused(custom_id, f"body has {_short(unknown[0])}, which {COMPLETIONS_URL} does not take here.")
-    options.setdefault("max_tokens", default_max_tokens)
+    options.setdefault("max_tokens", BODIES[url].default_max_tokens)
     options.setdefault("seed", seed_of(raw, 0))
-    return Asked(custom_id, COMPLETIONS_URL, body["prompt"], SamplingParams(**options))
+    return Asked(custom_id, url, prompt, SamplingParams(**options))
+
+
+def _conversation(options: dict[str, Any], messages: Any, render: Render | None) -> tuple[dict[str, Any], Any]:
+    if render is None:
+        raise ValueError(_NO_TEMPLATE)
+    prompt = render(messages, options.pop("chat_template_kwargs", None))
+    return chat_options(options), prompt
 
 
 def seed_of(raw: bytes, sample: int) -> int:
@@ -81,8 +84,8 @@ def seed_of(raw: bytes, sample: int) -> int:
 
 
 def _parsed(raw: bytes) -> tuple[dict[str, Any] | None, str]:
-    if len(raw) > _LONGEST_LINE_BYTES:
-        return None, f"The line has {len(raw)} bytes; at most {_LONGEST_LINE_BYTES} are read."
+    if len(raw) > LONGEST_LINE_BYTES:
+        return None, f"The line has more than the {LONGEST_LINE_BYTES} bytes that are read."
     try:
         parsed = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -99,44 +102,12 @@ def _parsed(raw: bytes) -> tuple[dict[str, Any] | None, str]:
 def _problem_of_envelope(line: Mapping[str, Any]) -> str | None:
     unknown = [name for name in line if name not in ("custom_id", "method", "url", "body")]
     if unknown:
-        return f"The line has the field {_short(unknown[0])}; it takes custom_id, method, url and body."
+        return f"The line has the field {short(unknown[0])}; it takes custom_id, method, url and body."
     if line.get("method", "POST") != "POST":
-        return f"method is {_short(line['method'])}; it must be 'POST'."
-    if line.get("url") != COMPLETIONS_URL:
-        return f"url is {_short(line.get('url'))}; it must be '{COMPLETIONS_URL}'."
+        return f"method is {short(line['method'])}; it must be 'POST'."
+    url = line.get("url")
+    if not isinstance(url, str) or url not in BODIES:
+        return f"url is {short(url)}; it must be {' or '.join(map(repr, BODIES))}."
     if not isinstance(line.get("body"), dict):
-        return f"body is {_short(line.get('body'))}; it must be a JSON object."
+        return f"body is {short(line.get('body'))}; it must be a JSON object."
     return None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _as_is(value: Any) -> Any:
-    return value
-
-
-def _token_biases(value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias is {_short(value)}; it must map token ids to numbers.")
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError:
-        raise ValueError(f"logit_bias is {_short(value)}; its keys must be token ids.") from None
-
-
-def _off(name: str) -> Callable[[Any], Any]:
-    def refuse(value: Any) -> Any:
-        raise ValueError(f"{name} is {_short(value)}, which a batch does not take; leave it out.")
-
-    return refuse
-
-
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(sorted(_SAMPLING - {"logit_bias"}), _as_is),
-    "logit_bias": _token_biases,
-    **{name: _off(name) for name in ("stream", "stream_options", "echo", "suffix", "best_of", "prompt_logprobs")},
-}
-"""Fields of a body that mean something, and what makes `SamplingParams`' values of them."""

@@ -3,8 +3,9 @@
 import hashlib
 from typing import Any
 
+from mtp_jax.batch.bodies import CHAT_URL
 from mtp_jax.batch.lines import Asked, Refused
-from mtp_jax.outputs import CompletionOutput, RequestOutput
+from mtp_jax.outputs import CompletionOutput, Logprob, RequestOutput
 
 BAD_REQUEST, INTERNAL_ERROR = 400, 500
 
@@ -25,11 +26,13 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
     if rejected is not None:
         return _error(asked.custom_id, BAD_REQUEST, "invalid_request", rejected)
     num_completion = sum(len(one.token_ids) for one in output.outputs)
+    is_chat = asked.url == CHAT_URL
+    num_listed = asked.params.logprobs or 0
     body: dict[str, Any] = {
-        "id": _id_of("cmpl", asked.custom_id),
-        "object": "text_completion",
+        "id": _id_of("chatcmpl" if is_chat else "cmpl", asked.custom_id),
+        "object": "chat.completion" if is_chat else "text_completion",
         "model": model,
-        "choices": [_choice(one) for one in output.outputs],
+        "choices": [_chat_choice(one, num_listed) if is_chat else _choice(one) for one in output.outputs],
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": num_completion,
@@ -40,6 +43,7 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
             "num_draft_tokens": output.metrics.num_draft_tokens,
             "num_accepted_tokens": output.metrics.num_accepted_tokens,
             "accepted_per_pos": output.metrics.accepted_per_pos,
+            "drafted_per_pos": output.metrics.drafted_per_pos,
             "mean_acceptance_length": output.metrics.mean_acceptance_length,
         },
     }
@@ -52,14 +56,7 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def _choice(one: CompletionOutput) -> dict[str, Any]:
-    choice = {
-        "index": one.index,
-        "text": one.text,
-        "token_ids": one.token_ids,
-        "finish_reason": one.finish_reason,
-        "stop_reason": one.stop_reason,
-        "logprobs": None,
-    }
+    choice = {"index": one.index, "text": one.text, **_ending(one), "logprobs": None}
     if one.logprobs is not None:
         steps = list(zip(one.token_ids, one.logprobs, strict=True))
         choice["logprobs"] = {
@@ -67,9 +64,31 @@ def _choice(one: CompletionOutput) -> dict[str, Any]:
             "token_logprobs": [step[token].logprob for token, step in steps],
             "top_logprobs": [{str(token): entry.logprob for token, entry in step.items()} for _, step in steps],
         }
-    if one.is_lossy:
-        choice["is_lossy"] = True
     return choice
+
+
+def _chat_choice(one: CompletionOutput, num_listed: int) -> dict[str, Any]:
+    message = {"role": "assistant", "content": one.text, "refusal": None}
+    choice = {"index": one.index, "message": message, **_ending(one), "logprobs": None}
+    if one.logprobs is not None:
+        content = []
+        for token, step in zip(one.token_ids, one.logprobs, strict=True):
+            likeliest = sorted(step.values(), key=lambda entry: entry.rank)
+            top = [_chat_logprob(entry) for entry in likeliest if entry.rank <= num_listed]
+            content.append({**_chat_logprob(step[token]), "top_logprobs": top})
+        choice["logprobs"] = {"content": content, "refusal": None}
+    return choice
+
+
+def _chat_logprob(entry: Logprob) -> dict[str, Any]:
+    text = entry.decoded_token
+    return {"token": text, "logprob": entry.logprob, "bytes": None if text is None else [*text.encode()]}
+
+
+def _ending(one: CompletionOutput) -> dict[str, Any]:
+    """What both forms say of a sample beside its text."""
+    ending = {"token_ids": one.token_ids, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
+    return {**ending, "is_lossy": True} if one.is_lossy else ending
 
 
 def _error(custom_id: str | None, status: int, code: str, message: str) -> dict[str, Any]:

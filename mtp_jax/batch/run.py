@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mtp_jax.batch.bodies import Render
 from mtp_jax.batch.lines import Asked, Refused, read_line
 from mtp_jax.batch.results import answered, failed, refused
 from mtp_jax.batch.source import input_files, read_lines
@@ -91,6 +92,7 @@ def run_batch(
     *,
     model: str,
     job: Mapping[str, Any],
+    render: Render | None = None,
     resume: bool = False,
     lines_per_part: int = 256,
     seconds_per_part: float = 10.0,
@@ -100,9 +102,10 @@ def run_batch(
 
     `make_llm` is called when there is something to run, and again after a step failed on the device: then the requests
     that were under way run one at a time, and those that fail alone get a result that says so. `model` is what lines
-    may name. `job`: what decides the results (model, drafting, options); a run is resumed only under the same, and the
-    same inputs. Longer requests go first among the next `look_ahead` lines, so that the end is not one slow request;
-    seeds come from the lines, so this changes no result. `ConfigError` for input and output that cannot be used.
+    may name, `render` makes prompts of conversations. `job`: what decides the results (model, drafting, options); a run
+    is resumed only under the same, and the same inputs. Longer requests go first among the next `look_ahead` lines, so
+    that the end is not one slow request; seeds come from the lines, so this changes no result. `ConfigError` for input
+    and output that cannot be used.
     """
     files = input_files(inputs)
     stated = {**job, "model": model, "inputs": [[str(file), file.stat().st_size] for file in files]}
@@ -113,7 +116,7 @@ def run_batch(
     with tqdm(desc="lines", unit="line", disable=None, initial=len(done)) as bar:
         run = _Run(store, summary, lines_per_part, seconds_per_part, bar)
         try:
-            _serve(make_llm, _longest_first(_asked(files, done, run, model), look_ahead), run, model)
+            _serve(make_llm, _longest_first(_asked(files, done, run, model, render), look_ahead), run, model)
         finally:
             run.flush()
     store.merge()
@@ -121,12 +124,12 @@ def run_batch(
     return summary
 
 
-def _asked(files: Sequence[Path], done: set[int], run: _Run, model: str) -> Iterator[Numbered]:
+def _asked(files: Sequence[Path], done: set[int], run: _Run, model: str, render: Render | None) -> Iterator[Numbered]:
     """The requests without a result; lines that are none get theirs at once."""
     for line in read_lines(files):
         if line.number in done:
             continue
-        read = read_line(line.raw, model=model)
+        read = read_line(line.raw, model=model, render=render)
         if isinstance(read, Refused):
             run.take(line.number, refused(read))
         else:

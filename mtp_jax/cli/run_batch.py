@@ -5,7 +5,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from mtp_jax.batch import run_batch
+from mtp_jax.batch.conversations import renderer
 from mtp_jax.bench.tables import table
+from mtp_jax.chat import load_template
 from mtp_jax.cli.options import Parser, add_compile_cache, add_model, add_speculation
 from mtp_jax.cli.start import gated_config, load, start, use_compile_cache
 from mtp_jax.core.errors import ConfigError
@@ -24,6 +26,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--max-num-seqs", type=int, default=8, metavar="N", help="requests decoded at once (default: %(default)s)"
     )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="Jinja template for /v1/chat/completions (default: the tokenizer's)"
+    )
     add_speculation(parser, policies=POLICIES)
     add_model(parser)
     add_compile_cache(parser, default=True)
@@ -39,6 +44,10 @@ def run(options: Namespace) -> None:
     use_compile_cache(options.compile_cache)
     speculative = gated_config(options)
     model = load(options)
+    template_file = None if options.chat_template is None else Path(options.chat_template)
+    template = load_template(model.folder, template_file)
+    if template_file is not None and model.tokenizer is None:
+        raise ConfigError(f"--chat-template {template_file} needs a tokenizer and {options.model} has none.")
     settings = {
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
@@ -55,8 +64,17 @@ def run(options: Namespace) -> None:
         "dtype": str(model.dtype),
         "max_model_len": options.max_model_len,
         "acceptance": "match" if speculative is None else speculative.acceptance,
+        "chat_template": None if template is None else template.digest,
     }
-    summary = run_batch(make_llm, options.input, output, model=str(options.model), job=job, resume=options.resume)
+    summary = run_batch(
+        make_llm,
+        options.input,
+        output,
+        model=str(options.model),
+        job=job,
+        render=renderer(template, model.tokenizer),
+        resume=options.resume,
+    )
     facts = {
         "lines": summary.num_lines,
         "answered": summary.num_answered,

@@ -36,6 +36,7 @@ class Model:
     tokenizer: Tokenizer | None
     dtype: Any
     tokens_by_rank: tuple[int, ...] | None
+    folder: Path
 
 
 def load(options: Namespace) -> Model:
@@ -44,7 +45,7 @@ def load(options: Namespace) -> Model:
     family, weights = loaded.family, loaded.weights
     if vars(options).get("speculative_model") is not None:  # not every command drafts
         family, weights = add_drafter(family, weights, options.speculative_model, dtype=loaded.dtype)
-    return Model(family, weights, tokenizer_of(loaded), loaded.dtype, loaded.tokens_by_rank)
+    return Model(family, weights, tokenizer_of(loaded), loaded.dtype, loaded.tokens_by_rank, loaded.folder)
 
 
 _OPEN = (

@@ -49,7 +49,10 @@ def test_a_line_without_a_seed_draws_by_its_own_bytes() -> None:
         (b"[1]", "The line holds a list; it must be a JSON object."),
         (b"{}", "custom_id is None; it must be a string."),
         (line(custom_id=7), "custom_id is 7; it must be a string."),
-        (line(url="/v1/embeddings"), "url is '/v1/embeddings'; it must be '/v1/completions'."),
+        (
+            line(url="/v1/embeddings"),
+            "url is '/v1/embeddings'; it must be '/v1/completions' or '/v1/chat/completions'.",
+        ),
         (line(method="GET"), "method is 'GET'; it must be 'POST'."),
         (line(body=None, priority=1), "The line has the field 'priority'; it takes custom_id, method, url and body."),
         (json.dumps({"custom_id": "a", "url": "/v1/completions"}).encode(), "body is None; it must be a JSON object."),

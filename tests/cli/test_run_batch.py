@@ -37,3 +37,18 @@ def test_what_is_missing_is_said_before_anything_is_loaded(tmp_path: Path, capsy
         assert main(["run-batch", *options]) == 2
         assert sentence in capsys.readouterr().err
     assert [*tmp_path.glob("out*")] == []
+
+
+def test_conversations_need_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 4, "temperature": 0, "logprobs": True}
+    source, template = tmp_path / "in.jsonl", tmp_path / "own.jinja"
+    source.write_text(json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body}))
+    template.write_text("{{ messages[0].content }}")
+    command = ["run-batch", "-i", str(source), "--max-num-seqs", "1", "--max-model-len", "32", "--policy", "fixed"]
+    command += ["--num-speculative-tokens", "1"]
+    assert main([*command, "-o", str(tmp_path / "refused.jsonl")]) == 0
+    assert "has no chat template" in json.loads((tmp_path / "refused.jsonl").read_text())["error"]["message"]
+    assert main([*command, "-o", str(tmp_path / "out.jsonl"), "--chat-template", str(template)]) == 0
+    (choice,) = json.loads((tmp_path / "out.jsonl").read_text())["response"]["body"]["choices"]
+    assert len(choice["message"]["content"]) == len(choice["logprobs"]["content"]) == 4
+    capsys.readouterr()
