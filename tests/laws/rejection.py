@@ -10,14 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from mtp_jax.acceptance.api import AcceptanceRule
 from mtp_jax.acceptance.judging import Judge
 from mtp_jax.core.config import SamplingParams
-from mtp_jax.core.types import Accepted, Drafts
+from mtp_jax.core.types import Accepted, Drafts, SamplingRows, SlotView
+from mtp_jax.engine.requests import Request
 from mtp_jax.ops.sharding import NO_PARALLEL
 from mtp_jax.proposers.drawing import DraftSampling, with_next_draft
+from mtp_jax.testing.oracle import edited_logits, filtered_logits
 from mtp_jax.testing.rows import sampling_rows, slot_view
 
 Text = tuple[int, ...]
@@ -183,10 +185,17 @@ def jitted(judge: Judge) -> Any:
 
 # ---- draws
 
+Draft = Callable[[SlotView, int], Drafts]
+"""Drafts for slots that begin with their pending token, as many as the number says."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """Many slots that decode from two tables of logits by the last token alone: a rule and drawing, and no engine."""
+    """Many slots that decode by a table of logits, by the last token alone: a rule and drafts, and no engine.
+
+    `draft` proposes; by default a chain that is drawn one by one from `drafter_VV`, as `draft_sampling` says. `caps`
+    are those of the slots, in turns.
+    """
 
     rule: AcceptanceRule
     target_VV: Float[np.ndarray, "V V"]
@@ -194,33 +203,52 @@ class Bench:
     params: SamplingParams
     draft_sampling: DraftSampling = "probabilistic"
     num_slots: int = 25_000
+    draft: Draft | None = None
+    prompt: Text = (0,)
+    caps: tuple[int, ...] = ()
 
     def run(self, draft_lens: Sequence[int], *, num_rounds: int = 8) -> Int[np.ndarray, "N L"]:
-        """Tokens 1 .. len(draft_lens) of `num_slots * num_rounds` texts that all begin with token 0."""
-        rounds = []
+        """Tokens 1 .. len(draft_lens) after the prompt, of `num_slots * num_rounds` texts."""
+        rounds, num_known = [], len(self.prompt)
+        prompt = jnp.array(self.prompt, jnp.int32)
         for number in range(num_rounds):
-            seeds = range(number * self.num_slots, (number + 1) * self.num_slots)
-            sampling = sampling_rows(*[self.params] * self.num_slots, seeds=seeds)
-            length = jnp.zeros((self.num_slots,), jnp.int32)
-            text = jnp.zeros((self.num_slots, len(draft_lens) + 1), jnp.int32)
-            pending = length
+            sampling = self._sampling(range(number * self.num_slots, (number + 1) * self.num_slots))
+            text = jnp.zeros((self.num_slots, num_known + len(draft_lens)), jnp.int32).at[:, :num_known].set(prompt)
+            length, pending = jnp.full((self.num_slots,), num_known - 1, jnp.int32), text[:, num_known - 1]
             for draft_len in draft_lens:
-                cap = jnp.full_like(length, draft_len)
+                cap = self._cap(draft_len)
                 length, pending, text, _ = self._step(draft_len)(sampling, length, pending, text, cap)
-            rounds.append(np.asarray(text)[:, 1:])
+            rounds.append(np.asarray(text)[:, num_known:])
         return np.concatenate(rounds)
 
     def verdict(self, draft_len: int, *, seeds: Sequence[int] = (), draft_cap: Any = None) -> Accepted:
-        """Of the first step of `num_slots` texts."""
-        sampling = sampling_rows(*[self.params] * self.num_slots, seeds=seeds)
+        """Of the first step of `num_slots` texts of one token."""
+        sampling = self._sampling(seeds or range(self.num_slots))
         zero = jnp.zeros((self.num_slots,), jnp.int32)
-        cap = zero + draft_len if draft_cap is None else draft_cap
+        cap = self._cap(draft_len) if draft_cap is None else draft_cap
         return jax.device_get(self._step(draft_len)(sampling, zero, zero, zero[:, None], cap)[3])
+
+    def _sampling(self, seeds: Sequence[int]) -> SamplingRows:
+        one = sampling_rows(self.params, prompt_lens=[len(self.prompt)])
+        every = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_slots, *x.shape[1:])), one)
+        return replace(every, key_B2=jnp.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], jnp.uint32))
+
+    def _cap(self, draft_len: int) -> Int[Array, " B"]:
+        caps = np.minimum(np.array(self.caps or (draft_len,), np.int32), draft_len)
+        return jnp.array(np.resize(caps, self.num_slots))
+
+    def _chain(self, slots: SlotView, draft_len: int) -> Drafts:
+        drafter_VV = jnp.array(self.drafter_VV, jnp.float32)
+        drafts, last = Drafts(jnp.zeros((self.num_slots, 0), jnp.int32)), slots.pending_token
+        for _ in range(draft_len):
+            drafts = with_next_draft(drafts, drafter_VV[last][:, None], slots, self.draft_sampling, NO_PARALLEL)
+            last = drafts.tokens_BK[:, -1]
+        return drafts
 
     @functools.cache  # noqa: B019  benches live as long as their test
     def _step(self, draft_len: int) -> Any:
         vocab_size = len(self.target_VV)
-        target_VV, drafter_VV = jnp.array(self.target_VV, jnp.float32), jnp.array(self.drafter_VV, jnp.float32)
+        target_VV = jnp.array(self.target_VV, jnp.float32)
 
         def step(sampling: Any, length: Any, pending: Any, text: Any, draft_cap: Any) -> Any:
             slots = slot_view(
@@ -230,13 +258,12 @@ class Bench:
                 committed_len=length,
                 pending_token=pending,
                 draft_cap=draft_cap,
+                history_BS=text,
             )
-            drafts, rows = Drafts(jnp.zeros((self.num_slots, 0), jnp.int32)), [pending]
-            for _ in range(draft_len):
-                logits = drafter_VV[rows[-1]][:, None]
-                drafts = with_next_draft(drafts, logits, slots, self.draft_sampling, NO_PARALLEL)
-                rows.append(drafts.tokens_BK[:, -1])
-            logits_BWV = target_VV[jnp.stack(rows, axis=1)]
+            drafts = (self.draft or self._chain)(slots, draft_len)
+            if drafts.num_proposed is not None:
+                slots = replace(slots, draft_cap=jnp.minimum(slots.draft_cap, drafts.num_proposed))
+            logits_BWV = target_VV[jnp.concatenate([pending[:, None], drafts.tokens_BK], axis=1)]
             accepted = self.rule.accept(drafts, logits_BWV, slots, NO_PARALLEL)
             column = jnp.arange(draft_len + 1)[None, :]
             position = jnp.where(column <= accepted.num_accepted[:, None], length[:, None] + 1 + column, text.shape[1])
@@ -246,6 +273,42 @@ class Bench:
             return length + 1 + accepted.num_accepted, last, text, accepted
 
         return jax.jit(step)
+
+
+def logits(vocab_size: int, seed: int) -> Float[np.ndarray, "V V"]:
+    """Of the token after each token."""
+    return np.random.default_rng(seed).normal(size=(vocab_size, vocab_size)).astype(np.float32) * 1.5
+
+
+def reversed_law(logits_VV: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V V"]:
+    """The target's likeliest token is the drafter's unlikeliest, and so on."""
+    order = np.argsort(logits_VV, axis=1)
+    reverse = np.empty_like(logits_VV)
+    np.put_along_axis(reverse, order, np.sort(logits_VV, axis=1)[:, ::-1], axis=1)
+    return reverse
+
+
+def requested_law(one: Bench) -> Law:
+    """Of the token after a text, with all that the request asks for written out (`mtp_jax.testing.oracle`)."""
+    request = Request("", one.prompt, one.params, seed=0)
+
+    def law(text: Text) -> Float[np.ndarray, " V"]:
+        edited_V = edited_logits(one.target_VV[text[-1]], request, text)
+        weights_V = np.exp(filtered_logits(edited_V, one.params).astype(np.float64))
+        return weights_V / weights_V.sum()
+
+    return law
+
+
+def surprise_of_texts(one: Bench, draft_lens: Sequence[int], *, length: int = 3, num_rounds: int = 2) -> float:
+    """Of the first `length` tokens, jointly."""
+    size = len(one.target_VV)
+    tokens = one.run(draft_lens, num_rounds=num_rounds)[:, :length]
+    probs = np.zeros((size,) * length)
+    for text, share in joint_law(requested_law(one), length, one.prompt).items():
+        probs[text] = share
+    cells = np.ravel_multi_index(tuple(tokens.T), probs.shape)
+    return surprise_of(np.bincount(cells, minlength=probs.size), probs.reshape(-1))
 
 
 def surprise_of(counts: Int[np.ndarray, " X"], probs: Float[np.ndarray, " X"]) -> float:

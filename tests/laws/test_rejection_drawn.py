@@ -21,24 +21,12 @@ from mtp_jax.proposers import drawing
 from mtp_jax.proposers.drawing import with_next_draft
 from mtp_jax.testing.oracle import filtered_logits
 from mtp_jax.testing.rows import sampling_rows, slot_view
-from tests.laws.rejection import Bench, surprise_of
+from tests.laws.rejection import Bench, logits, reversed_law, surprise_of
 
 BOUND = 10  # standard deviations of chi-square: no false alarm, and 1% of total variation shows
 TOKENS, BLOCK = Rejection(), Rejection(block_verification=True)
 WARM = SamplingParams(temperature=1.0)
 FILTERED = SamplingParams(temperature=1.5, top_k=6, top_p=0.85)
-
-
-def logits(vocab_size: int, seed: int) -> Float[np.ndarray, "V V"]:
-    return np.random.default_rng(seed).normal(size=(vocab_size, vocab_size)).astype(np.float32) * 1.5
-
-
-def reversed_law(logits_VV: Float[np.ndarray, "V V"]) -> Float[np.ndarray, "V V"]:
-    """The target's likeliest token is the drafter's unlikeliest, and so on."""
-    order = np.argsort(logits_VV, axis=1)
-    reverse = np.empty_like(logits_VV)
-    np.put_along_axis(reverse, order, np.sort(logits_VV, axis=1)[:, ::-1], axis=1)
-    return reverse
 
 
 def bench(
