@@ -71,10 +71,13 @@ def _token_biases(value: Any) -> dict[int, float]:
         raise ValueError(f"logit_bias is {short(value)}; its keys must be token ids.") from None
 
 
-def _yes_or_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"logprobs is {short(value)}; in a conversation it is true or false.")
-    return value
+def _yes_or_no(what: str) -> Callable[[Any], bool]:
+    def read(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{what.format(short(value))} true or false.")
+        return value
+
+    return read
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -93,6 +96,7 @@ def _off(name: str) -> Callable[[Any], Any]:
 _COMMON: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(sorted(_SAMPLING - {"logit_bias"}), _as_is),
     "logit_bias": _token_biases,
+    "return_token_ids": _yes_or_no("return_token_ids is {}; it must be"),
     **{name: _off(name) for name in ("stream", "stream_options", "prompt_logprobs")},
 }
 BODIES = {
@@ -108,7 +112,7 @@ BODIES = {
         {
             **_COMMON,
             "max_completion_tokens": _as_is,
-            "logprobs": _yes_or_no,
+            "logprobs": _yes_or_no("logprobs is {}; in a conversation it is"),
             "top_logprobs": _as_is,
             "chat_template_kwargs": _mapping,
         },

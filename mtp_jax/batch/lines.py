@@ -26,6 +26,7 @@ class Asked:
     url: str
     prompt: Any
     params: SamplingParams
+    returns_token_ids: bool = False  # the prompt's, too; those of the completion are always there
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def read_line(raw: bytes, *, model: str, render: Render | None = None) -> Asked 
         return Refused(custom_id, f"{error}")
     options.setdefault("max_tokens", BODIES[url].default_max_tokens)
     options.setdefault("seed", seed_of(raw, 0))
-    return Asked(custom_id, url, prompt, SamplingParams(**options))
+    returns_token_ids = options.pop("return_token_ids", False)
+    return Asked(custom_id, url, prompt, SamplingParams(**options), returns_token_ids)
 
 
 def _conversation(options: dict[str, Any], messages: Any, render: Render | None) -> tuple[dict[str, Any], Any]:

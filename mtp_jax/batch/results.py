@@ -47,6 +47,9 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
             "mean_acceptance_length": output.metrics.mean_acceptance_length,
         },
     }
+    if asked.returns_token_ids:
+        for choice in body["choices"]:
+            choice["prompt_token_ids"] = list(output.prompt_token_ids)
     if output.prompt_logprobs is not None:
         body["choices"][0]["prompt_logprobs"] = [
             listed and {str(token): entry.logprob for token, entry in listed.items()}

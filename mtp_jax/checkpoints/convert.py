@@ -10,6 +10,7 @@ import numpy as np
 from mtp_jax.checkpoints.folders import CONFIG_FILE, new_folder, read_config, write_json
 from mtp_jax.checkpoints.fp8 import plain_config
 from mtp_jax.checkpoints.gguf_io import GgufReader, is_gguf
+from mtp_jax.checkpoints.head import add_head
 from mtp_jax.checkpoints.load import load_hf, load_model
 from mtp_jax.checkpoints.orbax_io import fill_folder
 from mtp_jax.checkpoints.safetensors_io import write_tensors
@@ -48,8 +49,15 @@ def save_orbax_model(source: str | Path, folder: str | Path, *, overwrite: bool 
         fill_folder(loaded.weights, partial)
 
 
-def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None = None, overwrite: bool = False) -> None:
-    """Converts any model that `load_model` takes into a Hugging Face layout folder."""
+def save_hf_model(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    dtype: str | None = None,
+    head: str | Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Converts any model that `load_model` takes into a Hugging Face layout folder, with the MTP layers of `head`."""
     loaded = load_model(source, dtype=dtype)
     with new_folder(Path(folder), overwrite=overwrite) as partial:
         if is_gguf(source):
@@ -57,6 +65,8 @@ def save_hf_model(source: str | Path, folder: str | Path, *, dtype: str | None =
         else:
             config = plain_config(read_config(loaded.folder))[0]
             copy_files(COMPANION_FILES, loaded.folder, partial)
+        if head is not None:
+            loaded, config = add_head(loaded, config, Path(head))
         fill_hf(loaded.family, loaded.weights, config, partial)
 
 

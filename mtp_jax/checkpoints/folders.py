@@ -1,6 +1,7 @@
 """Model folders: where bundled ones are, what `config.json` says, and how a new one appears all at once."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mtp_jax.checkpoints.catalogue import PULLABLE
 from mtp_jax.checkpoints.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
@@ -30,8 +32,19 @@ def bundled_path(name: str) -> Path:
     return _bundled_root() / name
 
 
+def bundled_head(name: str) -> Path | None:
+    """The folder of MTP layers that come with the project without the model they belong to; None if they do not."""
+    folder = _bundled_root() / name
+    return folder if folder.is_dir() else None
+
+
+def pulled_path(name: str) -> Path:
+    """Where `mtp-jax pull` puts a model: `mtp_jax/models` in the user's cache folder, by the XDG rule."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtp_jax" / "models" / name
+
+
 def find_model(model: str | Path) -> Path:
-    """The folder that `model` means: a bundled name first, else a folder. A `Path` is always a folder.
+    """The folder that `model` means: a bundled name first, a pulled one, else a folder. A `Path` is always a folder.
 
     `CheckpointError` where there is neither.
     """
@@ -39,9 +52,13 @@ def find_model(model: str | Path) -> Path:
         raise CheckpointError(f"model is {model!r}; it must be the name of a bundled model or a folder.")
     if isinstance(model, str) and model in bundled_names():
         return bundled_path(model)
+    if isinstance(model, str) and model in PULLABLE and pulled_path(model).is_dir():
+        return pulled_path(model)
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if isinstance(model, str) and model in PULLABLE:
+        raise CheckpointError(f"model {model!r} is not here yet; mtp-jax pull {model} fetches it.")
     found = "is a file" if folder.exists() else "does not exist"
     raise CheckpointError(
         f"model {str(model)!r} {found}; give a model folder or the name of a bundled model ({_listed_names()})."

@@ -7,6 +7,7 @@ a head apart; and Llama 3's rope scaling is a tensor of factors, here the few nu
 
 import re
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -133,11 +134,16 @@ def halves_apart(rows_RX: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(by_pair.swapaxes(1, 2).reshape(rows_RX.shape))
 
 
+def check_installed(what: str | Path) -> None:
+    """`CheckpointError`, one sentence about `what`, without the package that reads GGUF files."""
+    if find_spec("gguf") is None:
+        raise CheckpointError(f"{what} needs the package gguf to be read: pip install 'mtp-jax[gguf]'.")
+
+
 def _opened(file: Path) -> Any:
-    try:
-        import gguf
-    except ImportError as error:
-        raise CheckpointError(f"{file} needs the package gguf to be read: pip install 'mtp-jax[gguf]'.") from error
+    check_installed(file)
+    import gguf
+
     if not file.is_file():
         raise CheckpointError(f"{file} is missing.")
     try:

@@ -16,6 +16,7 @@ def add_options(parser: Parser) -> None:
     parser.add_positional("source", nargs="?", help="model folder to read; with --to hf also a bundled model's name")
     parser.add_positional("target", nargs="?", help="folder to write; it appears whole or not at all")
     parser.add_argument("--to", default="orbax", choices=FORMATS, help="format to write (default: %(default)s)")
+    parser.add_argument("--head", metavar="FOLDER", help="with --to hf: MTP layers to lay over a model that has none")
     parser.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
     parser.add_argument(
         "--check",
@@ -32,13 +33,17 @@ def run(options: Namespace) -> None:
         return
     if options.source is None or options.target is None:
         raise ConfigError("convert needs a folder to read and a folder to write; see mtp-jax convert --help.")
-    save = save_orbax_model if options.to == "orbax" else save_hf_model
-    save(options.source, options.target, overwrite=options.overwrite)
+    if options.to == "hf":
+        save_hf_model(options.source, options.target, head=options.head, overwrite=options.overwrite)
+    elif options.head is not None:
+        raise ConfigError("--head goes with --to hf.")
+    else:
+        save_orbax_model(options.source, options.target, overwrite=options.overwrite)
     print(options.target)
 
 
 def _check(options: Namespace) -> None:
-    if options.source is None or options.target is not None or options.overwrite:
+    if options.source is None or options.target is not None or options.overwrite or options.head is not None:
         raise ConfigError("convert --check takes one folder, and writes nothing.")
     checked = check_model(options.source)
     family = checked.family

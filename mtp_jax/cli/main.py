@@ -45,6 +45,7 @@ COMMANDS = {
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
     "rank-tokens": ("mtp_jax.cli.rank_tokens", "a model's tokens by how frequent they are, for --draft-vocab-size"),
     "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),
+    "pull": ("mtp_jax.cli.pull", "a model that does not come with the project, fetched and converted"),
     "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
     "doctor": ("mtp_jax.cli.doctor", "versions, devices, attention backends, bundled models"),
 }

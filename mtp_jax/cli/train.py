@@ -4,22 +4,26 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mtp_jax.checkpoints import LoadedModel, load_model
 from mtp_jax.checkpoints.convert import TEXT_FILES, copy_files
 from mtp_jax.checkpoints.folders import new_folder, read_config, read_json, write_json
+from mtp_jax.checkpoints.head import write_head
 from mtp_jax.cli.options import Parser
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import Weights
 from mtp_jax.text import tokenizer_of
 from mtp_jax.train.export import write_model
 from mtp_jax.train.loss import Objective
-from mtp_jax.train.state import MODES, MTP_ROOT
+from mtp_jax.train.new_layers import with_new_layers
+from mtp_jax.train.state import MODES, MTP_ROOT, in_dtype
 from mtp_jax.train.texts import TEXT_SUFFIXES, tokens_in
 from mtp_jax.train.train import TrainConfig, Trainer
 
@@ -39,9 +43,17 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="start what is trained from new weights; of the model its config, its tokenizer and the rest are taken",
     )
+    add("--new-mtp-layers", type=int, metavar="N", help="give a model that has no MTP layers N new ones (heads only)")
     suffixes = ", ".join(TEXT_SUFFIXES)
-    add("--data", metavar="PATH", help=f"a text, a folder of texts ({suffixes}), or a packed token file (.tokens.xz)")
+    add(
+        "--data",
+        metavar="PATH",
+        action="append",
+        help=f"a text, a folder of texts ({suffixes}), results of run-batch (.jsonl), or a packed token file "
+        "(.tokens.xz); may be given repeatedly",
+    )
     add("--out", metavar="FOLDER", help="model folder to write; it appears whole or not at all")
+    add("--head-only", action="store_true", help="write the MTP layers alone, for convert --head to lay over the model")
     add("--overwrite", action="store_true", help="replace --out if it exists")
     add("--work", metavar="FOLDER", help="log and snapshots (default: --out with .work after it)")
     add("--resume", action="store_true", help="go on from the newest snapshot in --work, to the same bits")
@@ -81,13 +93,24 @@ def run(options: Namespace) -> None:
     if options.window > loaded.family.max_position_embeddings:
         limit = loaded.family.max_position_embeddings
         raise ConfigError(f"--window is {options.window}; this model has max_position_embeddings={limit}.")
-    tokens = tokens_in(Path(options.data), loaded.family, tokenizer_of(loaded))
+    config: dict[str, Any] | None = None
+    if options.new_mtp_layers is not None:
+        family, weights, config = with_new_layers(
+            loaded.family, loaded.weights, read_config(loaded.folder), options.new_mtp_layers, options.seed
+        )
+        loaded = replace(loaded, family=family, weights=weights)
+    tokenizer = tokenizer_of(loaded)
+    tokens = np.concatenate([tokens_in(Path(path), loaded.family, tokenizer) for path in options.data])
     trainer = Trainer(loaded.family, _train_config(options, loaded), tokens, work)
     with new_folder(out, overwrite=options.overwrite) as partial:
         _begin_or_resume(work, options)
         weights, _ = trainer.run(_start(loaded, options))
-        copy_files(TEXT_FILES, loaded.folder, partial)
-        write_model(partial, loaded.family, weights, {**_without_dtypes(loaded), "dtype": loaded.dtype})
+        if options.head_only:
+            write_head(partial, loaded.family, in_dtype(loaded.family, weights, loaded.dtype), str(options.model))
+        else:
+            copy_files(TEXT_FILES, loaded.folder, partial)
+            config = config or read_config(loaded.folder)
+            write_model(partial, loaded.family, weights, {**_without_dtypes(config), "dtype": loaded.dtype})
     print(_summary(work / "log.jsonl", len(tokens)), file=sys.stderr)
     print(out)
 
@@ -96,8 +119,11 @@ def _check_usage(options: Namespace) -> None:
     if options.mode not in MODES:
         raise ConfigError(f"train needs what to train, one of {', '.join(MODES)}; it was given {options.mode!r}.")
     for name in ("data", "out"):
-        if getattr(options, name) is None:
+        if not getattr(options, name):
             raise ConfigError(f"train needs --{name}; see mtp-jax train --help.")
+    for name in ("new_mtp_layers", "head_only"):
+        if options.mode != "heads" and getattr(options, name):
+            raise ConfigError(f"--{name.replace('_', '-')} goes with `train heads`, which leaves the model as it is.")
     if options.save_every < 0:
         raise ConfigError(f"--save-every is {options.save_every}; it must be at least 0.")
     if Path(options.out).exists() and not options.overwrite:
@@ -157,8 +183,8 @@ def _begin_or_resume(work: Path, options: Namespace) -> None:
             )
 
 
-def _without_dtypes(loaded: LoadedModel) -> dict[str, Any]:
-    return {name: value for name, value in read_config(loaded.folder).items() if name not in ("dtype", "torch_dtype")}
+def _without_dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")}
 
 
 def _summary(log: Path, num_tokens: int) -> str:

@@ -95,3 +95,11 @@ def test_no_body_is_too_odd(body: dict[str, Any]) -> None:
     read = read_line(json.dumps({"custom_id": "a", "url": "/v1/completions", "body": body}).encode(), model="m")
     assert isinstance(read, Asked | Refused)
     json.dumps(refused(read)) if isinstance(read, Refused) else None
+
+
+def test_a_line_may_ask_for_its_prompts_tokens() -> None:
+    body = '{"prompt": "x", "return_token_ids": %s}'
+    line = '{"custom_id": "a", "url": "/v1/completions", "body": ' + body + "}"
+    read = [read_line((line % value).encode(), model="m") for value in ("true", "false", "null", "1")]
+    assert [one.returns_token_ids for one in read[:3] if isinstance(one, Asked)] == [True, False, False]
+    assert read[3] == Refused("a", "return_token_ids is 1; it must be true or false.")

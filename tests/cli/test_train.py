@@ -75,6 +75,26 @@ def test_heads_alone_are_trained_and_the_run_goes_on_to_the_same_bits(
     assert not (tmp_path / "third").exists()
 
 
+def test_a_model_without_mtp_layers_gets_one_and_its_head_can_be_written_alone(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tiny_model(tmp_path / "plain", num_nextn_predict_layers=0)
+    arguments = ("heads", "--model", plain, "--new-mtp-layers", 1, "--data", texts, "--data", texts, *SMALL_RUN)
+    assert run(*arguments, "--out", tmp_path / "whole") == 0
+    assert run(*arguments, "--out", tmp_path / "head", "--head-only") == 0
+    assert main(["convert", str(plain), str(tmp_path / "joined"), "--to", "hf", "--head", str(tmp_path / "head")]) == 0
+    whole, joined = load_model(tmp_path / "whole"), load_model(tmp_path / "joined")
+    assert whole.family == joined.family
+    assert not changed(whole, joined)
+
+    assert run(*arguments, "--model", tmp_path / "whole", "--out", tmp_path / "more") == 2
+    assert "has 1 MTP layers already" in capsys.readouterr().err
+    assert run("joint", *arguments[1:], "--out", tmp_path / "more") == 2
+    assert "--new-mtp-layers goes with `train heads`" in capsys.readouterr().err
+    assert main(["convert", str(plain), str(tmp_path / "orbax"), "--head", str(tmp_path / "head")]) == 2
+    assert "--head goes with --to hf" in capsys.readouterr().err
+
+
 def test_joint_training_from_scratch_takes_no_weight_of_the_model(model: Path, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("joint", "--from-scratch", "--model", model, "--data", texts, "--out", out, *SMALL_RUN) == 0
