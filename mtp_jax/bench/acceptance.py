@@ -14,7 +14,7 @@ step with it.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -70,6 +70,8 @@ class Measured:
         ]
 
 
+_MEASURED_WITH = frozenset({"temperature", "max_tokens", "seed", "ignore_eos"})
+"""Of `SamplingParams`: what a measurement may set."""
 HEAD = ["drafts, rule", "temperature", "steps", "kept", "exact", "sigma", "tokens/step"]
 
 
@@ -125,10 +127,16 @@ def measure(
 ) -> Measured:
     """Serves the prompts twice, with one draft a step and with as many as there may be; `params.temperature` counts.
 
-    Raises `ConfigError` for a request that is refused, and for filters: the laws are taken at the temperature alone.
+    Raises `ConfigError` for a request that is refused, and for what changes the laws besides: they are taken at the
+    temperature alone.
     """
-    if params.top_k or params.top_p < 1:
-        raise ConfigError("bench acceptance compares laws at a temperature alone; leave top_k and top_p out.")
+    usual = SamplingParams()
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if field.name not in _MEASURED_WITH and value != getattr(usual, field.name):
+            raise ConfigError(
+                f"{field.name} is {value!r}, and bench acceptance compares laws at a temperature alone; leave it out."
+            )
     states = _serve(llm, prompts, params, 1)
     steps = list(_first_drafts(llm.family, weights, states, params.temperature))
     shares = np.array([way.expected(p_V, q_V) for p_V, q_V, _ in steps])

@@ -232,7 +232,7 @@ def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
     """The command line, with the values of `--config FILE` for what it leaves open."""
     options = parser.parse_args(arguments)
     if options.config is None:
-        return _checked(parser, options)
+        return _checked(parser, options, arguments)
     file = Path(options.config)
     known = file_options(parser, options)
     from_file: list[str] = []
@@ -242,14 +242,19 @@ def read_options(parser: Parser, arguments: Sequence[str]) -> Namespace:
             raise ConfigError(f"{file} has no option {name!r} to set; {parser.prog} takes {', '.join(sorted(known))}.")
         if not _is_given(dest, arguments):
             from_file += _as_arguments(dest, value)
-    return _checked(parser, parser.parse_args([*from_file, *arguments]))
+    return _checked(parser, parser.parse_args([*from_file, *arguments]), arguments)
 
 
-def _checked(parser: Parser, options: Namespace) -> Namespace:
-    """Raises `ConfigError` for an option of drafting beside `--method none`, which would ignore it."""
+def _checked(parser: Parser, options: Namespace, arguments: Sequence[str]) -> Namespace:
+    """Raises `ConfigError` for an option of drafting beside `--method none`, which would ignore it.
+
+    A default that the command line repeats is one too, if it asks for anything; in a file, which `--print-config` may
+    have written, it is not.
+    """
     for name in sorted(parser.of_drafting - {"method"}):
         value = getattr(options, name)
-        if options.method == NO_METHOD and value != parser.get_default(name):
+        is_asked_for = value != parser.get_default(name) or (bool(value) and _is_given(name, arguments))
+        if options.method == NO_METHOD and is_asked_for:
             raise ConfigError(
                 f"{_flag(name)} is {value}, and --method {NO_METHOD} does not draft; leave one of them out."
             )

@@ -29,10 +29,10 @@ class RequestLimits:
 class SamplingParams:
     """How one request wants its tokens. Names, defaults and meanings are vLLM's.
 
-    Logits are changed in this order: `bad_words`, `min_tokens` (ids that would end the request are banned before),
-    `logit_bias`, penalties; then, above temperature 0, `temperature`, `min_p`, `top_k`, `top_p`. `bad_words` may be
-    given as token ids too. Nothing is checked here: `problem` is called when the request is admitted, so that one bad
-    request fails alone.
+    Logits are changed in this order: `bad_words`, `min_tokens` (ids that would end the request are banned before; so
+    with `ignore_eos` end-of-text ids are not, where vLLM bans them all the same), `logit_bias`, penalties; then, above
+    temperature 0, `temperature`, `min_p`, `top_k`, `top_p`. `bad_words` may be given as token ids too. Nothing is
+    checked here: `problem` is called when the request is admitted, so that one bad request fails alone.
 
     `thinking_token_ids`: the tokens that begin and end the part of the text in which `acceptance="relaxed"` is relaxed;
     the last of them in the text so far counts, prompt included. None: it never is.

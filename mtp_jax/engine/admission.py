@@ -3,6 +3,8 @@
 # pyright: reportUnnecessaryIsInstance=false
 # What a user passes need not have the type it is annotated with; these checks are what says so.
 
+from collections.abc import Sequence
+
 from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.sampling_params import RequestLimits
 from mtp_jax.engine.pages import pages_for
@@ -33,12 +35,27 @@ def _not_one_sample(request: Request) -> str | None:
 
 
 def _no_token_left(request: Request, vocab_size: int) -> str | None:
-    """Greedy or not, something must be left to write whatever the text: every ban counts, wherever it applies."""
+    """Greedy or not, something must be left to write whatever the text.
+
+    Bad words are banned together where their beginnings end one text: where each is an end of the longest of them. A
+    beginning that has a bad word in it is never written.
+    """
     params = request.params
-    banned = {word[-1] for word in params.bad_words or ()} | {*(request.stop_ids if params.min_tokens else ())}
-    if len(banned) < vocab_size:
-        return None
-    return f"bad_words and min_tokens would ban all {vocab_size} tokens of the vocabulary; leave one."
+    words = [tuple(word) for word in params.bad_words or ()]
+    for written in sorted({(), *(word[:-1] for word in words)}):
+        if any(_ends_with(written[:end], word) for word in words for end in range(1, len(written) + 1)):
+            continue
+        banned = {last for *beginning, last in words if _ends_with(written, beginning)}
+        if len(written) < params.min_tokens:
+            banned |= {*request.stop_ids}
+        if len(banned) == vocab_size:
+            after = f" after {[*written]}" if written else ""
+            return f"bad_words and min_tokens would ban all {vocab_size} tokens of the vocabulary{after}; leave one."
+    return None
+
+
+def _ends_with(text: Sequence[object], end: Sequence[object]) -> bool:
+    return len(end) <= len(text) and [*text[len(text) - len(end) :]] == [*end]
 
 
 def _useless_thinking_tokens(request: Request, config: EngineConfig) -> str | None:

@@ -48,6 +48,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("generate", "a", "--repeats", "0"), "--repeats"),
         (("generate", "a", "--method", "none", "--compare"), "--compare"),
         (("generate", "a", "--method", "none", "--num-speculative-tokens", "2"), "--num-speculative-tokens"),
+        (("generate", "a", "--method", "none", "--num-speculative-tokens", "3"), "--num-speculative-tokens is 3, and"),
+        (("generate", "a", "--method", "none", "--acceptance=match"), "--acceptance"),
         (("generate", "a", "--method", "none", "--policy", "fixed"), "--policy"),
         (("generate", "a", "--method=none", "--draft-sampling=greedy"), "--draft-sampling"),
         (("bench", "decode", "--method", "none"), "--method"),

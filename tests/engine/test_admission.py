@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from mtp_jax.core.config import FinishReason, SamplingParams
+from mtp_jax.core.config import EngineConfig, FinishReason, SamplingParams
 from mtp_jax.core.errors import ConfigError
+from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import Request
 from mtp_jax.testing.driving import run_plan
 from mtp_jax.testing.engines import restart
@@ -53,6 +54,28 @@ def test_a_bad_parameter_is_rejected_alone(name: str) -> None:
         params = SamplingParams(**{name: value})
         last = served_beside(Request("bad", (1, 2), params, seed=0))
         assert name in last.error
+
+
+def banning(words: list[tuple[int, ...]], **params: Any) -> str | None:
+    """What is said of bad words over a vocabulary of four."""
+    one = request("a", (0,), bad_words=words, **params)
+    return problem_with(one, EngineConfig(max_model_len=16), vocab_size=4)
+
+
+def test_bad_words_are_refused_where_they_leave_nothing_to_write() -> None:
+    """At once, after a beginning that they share, and after one that is the end of another; with stops while early."""
+    everything = "bad_words and min_tokens would ban all 4 tokens of the vocabulary"
+    assert banning([(0,), (1,), (2,), (3,)]) == f"{everything}; leave one."
+    assert banning([(2, 0), (2, 1), (2, 2), (2, 3)]) == f"{everything} after [2]; leave one."
+    assert banning([(0,), (2, 1), (1, 2, 2), (1, 2, 3)]) == f"{everything} after [1, 2]; leave one."
+    assert banning([(0,), (2, 1), (2, 2)], stop_token_ids=(3,), min_tokens=2) == f"{everything} after [2]; leave one."
+
+
+def test_bad_words_that_no_text_completes_together_are_served() -> None:
+    """Every token is the last one of some word, and after every text one is left."""
+    assert banning([(0, 0), (1, 1), (2, 2), (3, 3)]) is None
+    assert banning([(0,), (1,), (2, 2), (1, 2, 3)]) is None
+    assert banning([(0,), (2, 1), (2, 2)], stop_token_ids=(3,), min_tokens=1) is None  # one is written: stops are free
 
 
 def test_a_request_that_the_pool_can_never_hold_is_rejected_alone() -> None:
