@@ -1,18 +1,23 @@
 """Runs a batch: lines in, requests through the engine as slots come free, results out in parts, merged at the end."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from etils import epath
 
+from mtp_jax.batch import storage
 from mtp_jax.batch.bodies import Render
 from mtp_jax.batch.lines import Asked, Refused, read_line
+from mtp_jax.batch.merging import merge, shard_file, write_shard
 from mtp_jax.batch.results import answered, failed, refused
 from mtp_jax.batch.source import input_files, read_lines
-from mtp_jax.batch.store import PartStore
+from mtp_jax.batch.store import LineSet, PartStore
+from mtp_jax.batch.summary import Summary
+from mtp_jax.batch.team import ALONE, Team
+from mtp_jax.batch.watching import Watcher
 from mtp_jax.core.errors import EngineFailed
 from mtp_jax.llm import LLM
 
@@ -21,79 +26,57 @@ Numbered = tuple[int, Asked]
 
 
 @dataclass
-class Summary:
-    """What a run did. Counts are of lines; `num_resumed` had a result before it began."""
-
-    num_answered: int = 0
-    num_refused: int = 0
-    num_failed: int = 0
-    num_resumed: int = 0
-    num_completion_tokens: int = 0
-    num_decode_steps: int = 0
-    num_accepted_tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def num_lines(self) -> int:
-        """All of the input."""
-        return self.num_answered + self.num_refused + self.num_failed + self.num_resumed
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens a decode step of one request brought."""
-        return 1 + self.num_accepted_tokens / self.num_decode_steps if self.num_decode_steps else 1.0
-
-    def count(self, result: Result) -> None:
-        """Adds one result line."""
-        status = result["response"]["status_code"]
-        if status == 200:
-            body = result["response"]["body"]
-            self.num_answered += 1
-            self.num_completion_tokens += body["usage"]["completion_tokens"]
-            self.num_decode_steps += body["metrics"]["num_steps"]
-            self.num_accepted_tokens += body["metrics"]["num_accepted_tokens"]
-        elif status == 400:
-            self.num_refused += 1
-        else:
-            self.num_failed += 1
-
-
-@dataclass
 class _Run:
-    """Results on their way into parts."""
+    """Results on their way into parts, and all that they need on the way."""
 
     store: PartStore
+    team: Team
+    model: str
+    render: Render | None
     summary: Summary
+    watchers: Sequence[Watcher]
     lines_per_part: int
     seconds_per_part: float
-    bar: Any
+    num_lines: int = 0  # of the whole input, as far as it was read
     waiting: list[tuple[int, Result]] = field(default_factory=list)
     written_s: float = field(default_factory=time.perf_counter)
 
     def take(self, number: int, result: Result) -> None:
         self.waiting.append((number, result))
         self.summary.count(result)
-        self.bar.update()
-        self.bar.set_postfix_str(f"{self.summary.mean_acceptance_length:.2f} tokens a step", refresh=False)
+        for watcher in self.watchers:
+            watcher.finished(number, result)
         is_late = time.perf_counter() - self.written_s > self.seconds_per_part
         if len(self.waiting) >= self.lines_per_part or is_late:
             self.flush()
 
     def flush(self) -> None:
-        self.store.write(self.waiting)
-        self.waiting = []
+        waiting, self.waiting = self.waiting, []
         self.written_s = time.perf_counter()
+        self.store.write(waiting)
+        if waiting:
+            for watcher in self.watchers:
+                watcher.part_written(len(waiting))
+
+    def started(self, llm: LLM) -> LLM:
+        self.summary.num_engine_starts += 1
+        for watcher in self.watchers:
+            watcher.engine_started(llm)
+        return llm
 
 
 def run_batch(
     make_llm: Callable[[], LLM],
     inputs: Sequence[str],
-    output: Path,
+    output: str | os.PathLike[str],
     *,
     model: str,
     job: Mapping[str, Any],
     render: Render | None = None,
+    team: Team = ALONE,
     resume: bool = False,
+    merged: bool = True,
+    watchers: Sequence[Watcher] = (),
     lines_per_part: int = 256,
     seconds_per_part: float = 10.0,
     look_ahead: int = 1024,
@@ -103,33 +86,80 @@ def run_batch(
     `make_llm` is called when there is something to run, and again after a step failed on the device: then the requests
     that were under way run one at a time, and those that fail alone get a result that says so. `model` is what lines
     may name, `render` makes prompts of conversations. `job`: what decides the results (model, drafting, options); a run
-    is resumed only under the same, and the same inputs. Longer requests go first among the next `look_ahead` lines, so
-    that the end is not one slow request; seeds come from the lines, so this changes no result. `ConfigError` for input
-    and output that cannot be used.
+    is resumed only under the same, and the same inputs. With `resume`, a job that is finished already is left alone.
+
+    `team`: this process among several. Each answers its share of the lines, and the one that ends last merges; with
+    `merged` False each writes a file of its own (see `merging.shard_file`). Processes of one engine fail together
+    (`EngineFailed`), also for the sake of one bad request.
+
+    Longer requests go first among the next `look_ahead` lines, so that the end is not one slow request; seeds come from
+    the lines, so this changes no result. `ConfigError` for input and output that cannot be used.
     """
+    path = storage.path_of(output)
     files = input_files(inputs)
-    stated = {**job, "model": model, "inputs": [[str(file), file.stat().st_size] for file in files]}
-    store = PartStore(output, stated, resume=resume)
+    stated = {
+        **job,
+        "model": model,
+        "inputs": [[str(file), storage.size_bytes(file)] for file in files],
+        "merged": merged,
+    }
+    if resume and _is_finished(path, team, merged):
+        return Summary(is_complete=True)
+    store = PartStore(path, stated, resume=resume, share=team.share)
     began = time.perf_counter()
+    summary = Summary()
     done = store.finished()
-    summary = Summary(num_resumed=len(done))
-    with tqdm(desc="lines", unit="line", disable=None, initial=len(done)) as bar:
-        run = _Run(store, summary, lines_per_part, seconds_per_part, bar)
+    team.wait()  # nobody writes while another reads: processes that share lines must find the same ones finished
+    run = _Run(store, team, model, render, summary, watchers, lines_per_part, seconds_per_part)
+    for watcher in watchers:
+        watcher.began(summary, stated)
+    try:
         try:
-            _serve(make_llm, _longest_first(_asked(files, done, run, model, render), look_ahead), run, model)
+            _serve(make_llm, _longest_first(_asked(files, done, run), look_ahead), run)
         finally:
             run.flush()
-    store.merge()
-    summary.seconds = time.perf_counter() - began
+        team.part()
+        summary.is_complete = team.share.is_writer and _finish(store, run.num_lines, merged)
+    finally:
+        summary.seconds = time.perf_counter() - began
+        for watcher in watchers:
+            watcher.ended(summary)
     return summary
 
 
-def _asked(files: Sequence[Path], done: set[int], run: _Run, model: str, render: Render | None) -> Iterator[Numbered]:
-    """The requests without a result; lines that are none get theirs at once."""
+def _is_finished(output: epath.Path, team: Team, merged: bool) -> bool:
+    folder = output.with_name(output.name + ".parts")
+    if merged:
+        if not storage.exists(output):
+            return False
+        storage.remove_folder(folder)  # a kill came between the last two things to do
+        return True
+    return storage.exists(shard_file(output, team.share)) and not storage.names_in(folder)
+
+
+def _finish(store: PartStore, num_lines: int, merged: bool) -> bool:
+    """Ends this share; True if it was the last one, and so the whole job is at its end."""
+    if not merged:
+        write_shard(store, num_lines)
+    if not store.end_share(num_lines):
+        return False
+    if merged:
+        merge(store, num_lines)
+    else:
+        store.remove()
+    return True
+
+
+def _asked(files: Sequence[epath.Path], done: LineSet, run: _Run) -> Iterator[Numbered]:
+    """The requests of this share without a result; lines that are none get theirs at once."""
     for line in read_lines(files):
-        if line.number in done:
+        run.num_lines = line.number + 1
+        if not run.team.share.takes(line.number):
             continue
-        read = read_line(line.raw, model=model, render=render)
+        if line.number in done:
+            run.summary.num_resumed += 1
+            continue
+        read = read_line(line.raw, model=run.model, render=run.render)
         if isinstance(read, Refused):
             run.take(line.number, refused(read))
         else:
@@ -152,18 +182,23 @@ def _longest(numbered: Numbered) -> tuple[int, int]:
     return (-wanted if isinstance(wanted, int) else 0), number  # what is no number is refused by the engine
 
 
-def _serve(make_llm: Callable[[], LLM], requests: Iterator[Numbered], run: _Run, model: str) -> None:
+def _serve(make_llm: Callable[[], LLM], requests: Iterator[Numbered], run: _Run) -> None:
+    if run.team.is_together:  # the others' steps need this process, whether it has requests or not
+        _run_until_failure(run.started(make_llm()), requests, {}, run)
+        return
     first = next(requests, None)
     if first is None:
         return
     left = _chain(first, requests)
     while True:
         under_way: dict[int, Asked] = {}
-        if _run_until_failure(make_llm(), left, under_way, run, model):
+        if _run_until_failure(run.started(make_llm()), left, under_way, run):
             return
+        for watcher in run.watchers:
+            watcher.engine_failed(len(under_way))
         for number, asked in sorted(under_way.items()):
             alone: dict[int, Asked] = {}
-            if not _run_until_failure(make_llm(), iter([(number, asked)]), alone, run, model):
+            if not _run_until_failure(run.started(make_llm()), iter([(number, asked)]), alone, run):
                 run.take(number, failed(asked, "The request's step failed on the device, also when it ran alone."))
 
 
@@ -172,9 +207,7 @@ def _chain(first: Numbered, rest: Iterator[Numbered]) -> Iterator[Numbered]:
     yield from rest
 
 
-def _run_until_failure(
-    llm: LLM, requests: Iterator[Numbered], under_way: dict[int, Asked], run: _Run, model: str
-) -> bool:
+def _run_until_failure(llm: LLM, requests: Iterator[Numbered], under_way: dict[int, Asked], run: _Run) -> bool:
     """Runs requests as they come; False when a step failed, with those it took along in `under_way`."""
 
     def taken() -> Iterator[tuple[Any, Any]]:
@@ -187,7 +220,9 @@ def _run_until_failure(
     try:
         for place, output in llm.generate_each(taken()):
             number = numbers[place]
-            run.take(number, answered(under_way.pop(number), output, model))
+            run.take(number, answered(under_way.pop(number), output, run.model))
     except EngineFailed:
+        if run.team.is_together:
+            raise  # its engine can only be built again by all processes at once: by their next start
         return False
     return True

@@ -1,123 +1,140 @@
-"""Results on disk while a job runs: parts that appear whole, and what of the input they answer.
+"""Results while a job runs: parts that appear whole, what of the input they answer, and who has come to an end.
 
     results.jsonl.parts/
-        job.json            what the job is; another one may not go on here
-        part-000007.jsonl   NUMBER <tab> RESULT, in the order in which they ended
+        job.json                                    what the job is; another one may not go on here
+        began-00000-of-00004                        share 0 of 4 was begun
+        part-00000-of-00004-1f2e3d4c-000007.jsonl   NUMBER <tab> RESULT, in the order in which they ended
+        done-00000-of-00004                         every line of share 0 of 4 is in some part; lines of the input
 
-A part is written beside its place, flushed to the disk and renamed: it is there whole or not at all, so a job that is
-killed at any moment has lost only what was not yet in a part, and nothing is ever there twice.
+A part is there whole or not at all, and every start of a process names its parts by a number of its own, so a job that
+is killed at any moment has lost only what was not yet in a part, and nothing is ever written over. A job may go on with
+another number of processes: whose result a part holds does not matter.
 """
 
 import json
-import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int64
+from etils import epath
 
+from mtp_jax.batch import storage
+from mtp_jax.batch.shares import Share
 from mtp_jax.core.errors import ConfigError
 
-_JOB_FILE = "job.json"
+JOB_FILE = "job.json"
+_SAFE = "; what is in earlier parts is safe, go on with --resume"
+
+
+class LineSet:
+    """Line numbers, one byte each however many there are."""
+
+    def __init__(self) -> None:
+        self._is_in = bytearray()
+        self._size = 0
+
+    def add(self, number: int) -> None:
+        """Adds one; it may be there already."""
+        if number >= len(self._is_in):
+            self._is_in.extend(bytes(max(number + 1 - len(self._is_in), len(self._is_in))))
+        self._size += not self._is_in[number]
+        self._is_in[number] = 1
+
+    def __contains__(self, number: int) -> bool:
+        return number < len(self._is_in) and bool(self._is_in[number])
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class PartStore:
-    """The parts of one output file. `ConfigError` for a disk that takes no more, and for another job's parts."""
+    """The parts of one output file, as one process sees them.
 
-    def __init__(self, output: Path, job: Mapping[str, Any], *, resume: bool) -> None:
+    `ConfigError` for a disk that takes no more, for another job's parts, and for an earlier run's without `resume`.
+    """
+
+    def __init__(self, output: epath.Path, job: Mapping[str, Any], *, resume: bool, share: Share | None = None) -> None:
         self.output = output
+        self.share = Share() if share is None else share
         self.folder = output.with_name(output.name + ".parts")
-        self._next_part = 0
-        if output.exists():
+        self._token = uuid.uuid4().hex[:8]
+        self._num_written = 0
+        if storage.exists(output):
             raise ConfigError(f"{output} exists already; a finished job is not run again.")
-        if self.folder.exists() and not resume:
+        began = [name for name in self.names() if name.startswith("began-")]
+        others = [name for name in began if not name.endswith(f"-of-{self.share.count:05d}")]
+        if (self._mark("began") in began or others) and not resume:
             raise ConfigError(f"{self.folder} has results of an earlier run; go on with --resume, or remove it.")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._take_job(job)
-        except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be written: {error.strerror}.") from error
-        for leftover in self.folder.glob("*.partial"):
-            leftover.unlink()
-        self._next_part = 1 + max((int(part.stem.removeprefix("part-")) for part in self.parts()), default=-1)
+        storage.make_folder(self.folder)
+        self._take_job(job)
+        if self.share.is_writer:
+            storage.write_whole(self.folder / self._mark("began"), b"", _SAFE)
 
-    def parts(self) -> list[Path]:
-        """Whole parts, the oldest first."""
-        return sorted(self.folder.glob("part-*.jsonl"))
+    def names(self) -> list[str]:
+        """Of all files there are now."""
+        return storage.names_in(self.folder)
 
-    def finished(self) -> set[int]:
-        """Numbers of the lines that have a result."""
-        return {number for part in self.parts() for number, _, _ in _entries(part)}
+    def parts(self) -> list[epath.Path]:
+        """Whole parts, those of one start of a process in the order in which they were written."""
+        return [self.folder / name for name in self.names() if name.startswith("part-")]
+
+    def finished(self) -> LineSet:
+        """The lines that have a result, whoever wrote it."""
+        found = LineSet()
+        for part in self.parts():
+            for number, _, _ in entries(storage.read_whole(part)):
+                found.add(number)
+        return found
 
     def write(self, results: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-        """One more part with these (line number, result) pairs."""
-        if results:
+        """One more part with these (line number, result) pairs; nothing where another process writes this share."""
+        if results and self.share.is_writer:
             data = b"".join(b"%d\t%s\n" % (number, _as_json(result)) for number, result in results)
-            self._write_whole(self.folder / f"part-{self._next_part:06d}.jsonl", data)
-            self._next_part += 1
+            name = f"part-{self.share.label}-{self._token}-{self._num_written:06d}.jsonl"
+            storage.write_whole(self.folder / name, data, _SAFE)
+            self._num_written += 1
 
-    def merge(self) -> None:
-        """All results in the order of the input as the output file, which appears whole; the parts go."""
-        places = self._places()
-        partial = self.output.with_name(f".{self.output.name}.partial")
-        try:
-            with partial.open("wb") as merged:
-                opened = [part.open("rb") for part in self.parts()]
-                try:
-                    for part, start, length in places:
-                        opened[part].seek(start)
-                        merged.write(opened[part].read(length))
-                finally:
-                    for file in opened:
-                        file.close()
-                merged.flush()
-                os.fsync(merged.fileno())
-            partial.replace(self.output)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ConfigError(f"{self.output} cannot be written: {error.strerror}; go on with --resume.") from error
-        for part in self.parts():
-            part.unlink()
-        (self.folder / _JOB_FILE).unlink()
-        self.folder.rmdir()
+    def end_share(self, num_lines: int) -> bool:
+        """Says that every line of this share has a result. Whether all shares have come to their end by now.
 
-    def _places(self) -> Int64[np.ndarray, "L 3"]:
-        """(part, first byte, bytes) of each result, by line number: a few bytes for each line, however long."""
-        rows = [
-            (number, part, start, length)
-            for part, file in enumerate(self.parts())
-            for number, start, length in _entries(file)
-        ]
-        table = np.array(rows, np.int64).reshape(-1, 4)
-        _, first = np.unique(table[:, 0], return_index=True)
-        return table[first, 1:]
+        `num_lines`: of the whole input.
+        """
+        storage.write_whole(self.folder / self._mark("done"), json.dumps({"num_lines": num_lines}).encode(), _SAFE)
+        count = self.share.count
+        there = set(self.names())
+        return all(f"done-{index:05d}-of-{count:05d}" in there for index in range(count))
+
+    def remove(self) -> None:
+        """Removes the parts and all beside them; what says which job they are of goes last."""
+        for name in self.names():
+            if name != JOB_FILE:
+                storage.remove(self.folder / name)
+        storage.remove_folder(self.folder)
+
+    def _mark(self, what: str) -> str:
+        return f"{what}-{self.share.label}"
 
     def _take_job(self, job: Mapping[str, Any]) -> None:
-        file = self.folder / _JOB_FILE
-        if not file.exists():
-            self._write_whole(file, json.dumps(job, indent=2).encode())
-            return
-        earlier = json.loads(file.read_text())
-        for name in sorted(job.keys() | earlier.keys()):
-            if job.get(name) != earlier.get(name):
+        """Other processes may be at this very line: whoever writes reads again what then stands there."""
+        file = self.folder / JOB_FILE
+        if not storage.exists(file):
+            storage.write_whole(file, json.dumps(job, indent=2).encode(), _SAFE)
+        stands = json.loads(storage.read_whole(file))
+        for name in sorted(job.keys() | stands.keys()):
+            if job.get(name) != stands.get(name):
                 raise ConfigError(
-                    f"{self.folder} is of a run with {name} {earlier.get(name)!r}; this one has {job.get(name)!r}."
+                    f"{self.folder} is of a run with {name} {stands.get(name)!r}; this one has {job.get(name)!r}."
                 )
 
-    def _write_whole(self, file: Path, data: bytes) -> None:
-        partial = file.with_name(file.name + ".partial")
-        try:
-            with partial.open("wb") as opened:
-                opened.write(data)
-                opened.flush()
-                os.fsync(opened.fileno())
-            partial.replace(file)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ConfigError(
-                f"{file} cannot be written: {error.strerror}; what is in earlier parts is safe, go on with --resume."
-            ) from error
+
+def entries(part: bytes) -> Iterator[tuple[int, int, int]]:
+    """(line number, first byte of the result, its bytes with the newline) of each entry of a part."""
+    start = 0
+    while start < len(part):
+        end = part.index(b"\n", start) + 1
+        tab = part.index(b"\t", start, end)
+        yield int(part[start:tab]), tab + 1, end - tab - 1
+        start = end
 
 
 def _as_json(result: Mapping[str, Any]) -> bytes:
@@ -126,13 +143,3 @@ def _as_json(result: Mapping[str, Any]) -> bytes:
         return json.dumps(result, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return json.dumps(result).encode()
-
-
-def _entries(part: Path) -> Iterator[tuple[int, int, int]]:
-    """(line number, first byte of the result, its bytes with the newline) of each entry."""
-    with part.open("rb") as opened:
-        start = 0
-        for entry in opened:
-            number, tab, result = entry.partition(b"\t")
-            yield int(number), start + len(number) + len(tab), len(result)
-            start += len(entry)

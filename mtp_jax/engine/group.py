@@ -45,6 +45,7 @@ class Group:
         self._depth = config.readback_depth
         self._num_launches = 0
         self._num_decodes = 0
+        self.last_draft_len = 0  # of the last decode step that was launched, for those who look on
         self._after_prefill = False
         self._is_running = False  # launching by votes; without a vote it stays False
         self._start = 0  # number of the first launch since the last start
@@ -161,7 +162,9 @@ class Group:
     def _count(self, shape: Shape) -> None:
         self._num_launches += 1
         self._after_prefill = isinstance(shape, PrefillShape)
-        self._num_decodes += isinstance(shape, StepShape)
+        if isinstance(shape, StepShape):
+            self._num_decodes += 1
+            self.last_draft_len = shape.draft_len
 
     # ---- reconciliation
 

@@ -111,14 +111,15 @@ class Placement:
     @cached_property
     def local_shards(self) -> tuple[int, ...]:
         """The data shards that this process schedules: those with one of its devices."""
-        return self._shards_of(jax.process_index())
+        return self.shards_of(jax.process_index())
 
     @property
     def num_local_shards(self) -> int:
         """How many they are."""
         return len(self.local_shards)
 
-    def _shards_of(self, process: int) -> tuple[int, ...]:
+    def shards_of(self, process: int) -> tuple[int, ...]:
+        """The data shards that a process schedules: those with one of its devices."""
         if self.mesh is None:
             return (0,)
         rows = self.mesh.devices
@@ -128,7 +129,7 @@ class Placement:
         """`ConfigError` where two processes share some data shards but not all: they could not keep one queue."""
         seen: dict[int, tuple[int, ...]] = {}
         for process in range(jax.process_count()):
-            shards = self._shards_of(process)
+            shards = self.shards_of(process)
             for shard in shards:
                 if seen.setdefault(shard, shards) != shards:
                     raise ConfigError(

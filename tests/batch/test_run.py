@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,9 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
 from mtp_jax.testing.oracle import plain_decode
 from mtp_jax.testing.toy_family import ToyFamily
-from tests.architecture.repository import ROOT
-from tests.batch.toy_job import good_line, restarted_llm, run_toy_batch
+from tests.batch.object_store import object_store
+from tests.batch.toy_job import good_line, restarted_llm, run_toy_batch, team_of
+from tests.batch.toy_processes import ToyProcesses
 from tests.laws.support import request as toy_request
 
 
@@ -26,7 +25,7 @@ def results_of(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def expected(raw: bytes) -> tuple[int, ...]:
+def expected(raw: bytes, family: ToyFamily | None = None) -> tuple[int, ...]:
     """Plain decoding's tokens for a line."""
     asked = read_line(raw, model="toy")
     assert isinstance(asked, Asked)
@@ -34,11 +33,28 @@ def expected(raw: bytes) -> tuple[int, ...]:
     one = toy_request(
         "a", asked.prompt, seed=params.seed or 0, temperature=params.temperature, max_tokens=params.max_tokens
     )
-    return plain_decode(ToyFamily().plain_logits, one, max_model_len=40).tokens
+    return plain_decode((family or ToyFamily()).plain_logits, one, max_model_len=40).tokens
 
 
 def answer(result: dict[str, Any]) -> tuple[int, ...]:
     return tuple(result["response"]["body"]["choices"][0]["token_ids"])
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopping:
+    """An engine that is interrupted after some answers."""
+
+    def __init__(self, llm: LLM, num_answers: int) -> None:
+        self.llm, self.num_answers, self.engine = llm, num_answers, llm.engine
+
+    def generate_each(self, requests: Any) -> Iterator[Any]:
+        for count, pair in enumerate(self.llm.generate_each(requests)):
+            if count == self.num_answers:
+                raise Stop
+            yield pair
 
 
 def test_every_line_has_one_result_in_its_place(tmp_path: Path) -> None:
@@ -75,21 +91,6 @@ def test_a_run_that_was_stopped_goes_on_and_does_nothing_twice(tmp_path: Path) -
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [good_line(number) for number in range(24)]
     source.write_bytes(b"".join(lines))
-
-    class Stop(Exception):
-        pass
-
-    class Stopping:
-        """An engine that is interrupted after some answers."""
-
-        def __init__(self, llm: LLM, num_answers: int) -> None:
-            self.llm, self.num_answers = llm, num_answers
-
-        def generate_each(self, requests: Any) -> Iterator[Any]:
-            for count, pair in enumerate(self.llm.generate_each(requests)):
-                if count == self.num_answers:
-                    raise Stop
-                yield pair
 
     with pytest.raises(Stop):
         run_toy_batch(source, output, make_llm=lambda: Stopping(restarted_llm(), 9))
@@ -134,28 +135,106 @@ def test_a_request_that_breaks_the_device_fails_alone(tmp_path: Path, monkeypatc
             assert answer(result) == expected(raw.rstrip(b"\n"))
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(30, marks=pytest.mark.long)])
-def test_killed_at_random_moments_every_line_has_its_one_result(tmp_path: Path, num_kills: int) -> None:
+def test_the_shares_of_a_job_make_one_result(tmp_path: Path) -> None:
+    """The second share is stopped, then all goes on with three shares in place of two."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [good_line(number) for number in range(60 * num_kills)]
+    lines = [good_line(number) for number in range(30)]
+    lines[5] = lines[6] = b"nonsense\n"
     source.write_bytes(b"".join(lines))
-    dice = random.Random(num_kills)
-    command = [sys.executable, "-m", "tests.batch.toy_job", str(source), str(output)]
-    parts = tmp_path / "out.jsonl.parts"
-    for kill in range(num_kills):
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as child:
-            seen = len([*parts.glob("part-*.jsonl")])
-            while child.poll() is None and len([*parts.glob("part-*.jsonl")]) < seen + 2:
-                time.sleep(0.02)  # until it is at work
-            assert child.returncode is None or output.exists(), kill
-            time.sleep(dice.uniform(0, 0.3))
-            child.kill()
-        if output.exists():
-            break
-    if not output.exists():
-        run_toy_batch(source, output, resume=True)
+    first = run_toy_batch(source, output, team=team_of(0, 2))
+    assert (first.num_lines, first.num_refused, first.is_complete) == (15, 1, False)
+    with pytest.raises(Stop):
+        run_toy_batch(source, output, make_llm=lambda: Stopping(restarted_llm(), 4), team=team_of(1, 2))
+    with pytest.raises(ConfigError, match="go on with --resume"):
+        run_toy_batch(source, output, team=team_of(0, 3))
+    again = [run_toy_batch(source, output, team=team_of(share, 3), resume=True) for share in (2, 0, 1)]
+    assert [one.is_complete for one in again] == [False, False, True]
+    assert sum(one.num_resumed for one in again) == 15 + 4 + 1
+    assert sum(one.num_done for one in again) == 10
+    results = results_of(output)
+    for number, (raw, result) in enumerate(zip(lines, results, strict=True)):
+        assert (result["error"] is None) == (number not in (5, 6))
+        if result["error"] is None:
+            assert answer(result) == expected(raw.rstrip(b"\n"))
+    late = run_toy_batch(source, output, team=team_of(1, 3), resume=True)
+    assert (late.num_lines, late.is_complete) == (0, True)
+    assert [*tmp_path.glob("out*")] == [output]
+
+
+def test_results_may_be_left_in_a_file_for_each_share(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [good_line(number) for number in range(9)]
+    source.write_bytes(b"".join(lines))
+    for share in range(2):
+        run_toy_batch(source, output, team=team_of(share, 2), merged=False)
+    names = ["out-00000-of-00002.jsonl", "out-00001-of-00002.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("out*")) == names
+    for share, name in enumerate(names):
+        answers = [answer(result) for result in results_of(tmp_path / name)]
+        assert answers == [expected(raw.rstrip(b"\n")) for raw in lines[share::2]]
+    assert run_toy_batch(source, output, team=team_of(1, 2), merged=False, resume=True).num_lines == 0
+
+
+def test_a_job_whose_files_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_store(monkeypatch) as store:
+        lines = [good_line(number) for number in range(9)]
+        store.objects["bucket/in-1.jsonl"] = b"".join(lines[:5])
+        store.objects["bucket/in-2.jsonl"] = b"".join(lines[5:])
+        for share in range(2):
+            assert not any("out.jsonl" in name for name in store.objects if ".parts/" not in name)
+            run_toy_batch("gs://bucket/in-*.jsonl", "gs://bucket/out.jsonl", team=team_of(share, 2))
+        assert sorted(store.objects) == ["bucket/in-1.jsonl", "bucket/in-2.jsonl", "bucket/out.jsonl"]
+        results = [json.loads(line) for line in store.objects["bucket/out.jsonl"].splitlines()]
+    assert [answer(result) for result in results] == [expected(raw.rstrip(b"\n")) for raw in lines]
+
+
+def test_killed_processes_leave_what_can_be_gone_on_with(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [good_line(number) for number in range(80)]
+    source.write_bytes(b"".join(lines))
+    with ToyProcesses(source, output, 2) as job:
+        job.start_all()
+        job.wait_for_parts(2)
+        job.kill([0, 1])
+    for share in range(2):
+        run_toy_batch(source, output, resume=True, team=team_of(share, 2))
     assert [answer(result) for result in results_of(output)] == [expected(raw.rstrip(b"\n")) for raw in lines]
-    assert not parts.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("num_processes", "num_devices", "num_lines"), [(1, 1, 1500), (4, 2, 2000)])
+def test_thirty_random_kills(tmp_path: Path, num_processes: int, num_devices: int, num_lines: int) -> None:
+    """Of all processes, or of one of them whose neighbours then end; while starting, at work, or merging."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [good_line(number) for number in range(num_lines)]
+    source.write_bytes(b"".join(lines))
+    dice = random.Random(num_processes)
+    kills = 0
+    with ToyProcesses(source, output, num_processes, num_devices=num_devices) as job:
+        while kills < 30:
+            moment = dice.choice(["starting", "at work", "at work", "merging"])
+            job.start_all()
+            if moment == "at work":
+                job.wait_for_parts(dice.randrange(1, 9))
+            elif moment == "merging" and kills > 20:
+                job.wait_for_end_of(num_processes - 1)
+            time.sleep(dice.uniform(0, 0.5))
+            is_single = num_processes > 1 and dice.random() < 0.4
+            job.kill([dice.randrange(num_processes)] if is_single else range(num_processes))
+            kills += 1
+            if is_single:
+                time.sleep(dice.uniform(0, 2))
+                job.kill(range(num_processes))
+                kills += 1
+            if output.exists():
+                print(f"finished after {kills} kills")
+                break
+        job.start_all()
+        job.wait()
+    print(f"{kills} kills")
+    assert [answer(result) for result in results_of(output)] == [expected(raw.rstrip(b"\n")) for raw in lines]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 @pytest.mark.long

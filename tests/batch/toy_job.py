@@ -1,4 +1,7 @@
-"""A batch on the toy model, in this process or in one of its own: `python -m tests.batch.toy_job INPUT OUTPUT`."""
+"""A batch on the toy model, in this process or in one of its own.
+
+python -m tests.batch.toy_job INPUT OUTPUT [PROCESS NUM_PROCESSES]
+"""
 
 import functools
 import json
@@ -10,6 +13,8 @@ from typing import Any
 import jax
 
 from mtp_jax.batch import Summary, run_batch
+from mtp_jax.batch.shares import Share
+from mtp_jax.batch.team import ALONE, Team
 from mtp_jax.llm import LLM
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.testing.engines import without_optimizations
@@ -52,11 +57,17 @@ def good_line(number: int, **body: Any) -> bytes:
     return json.dumps({"custom_id": f"request-{number}", "url": "/v1/completions", "body": asked}).encode() + b"\n"
 
 
-def run_toy_batch(source: Path, output: Path, **options: Any) -> Summary:
+def run_toy_batch(source: Path | str, output: Path | str, **options: Any) -> Summary:
     """The job, with small parts so that a kill finds some written and some not."""
     make_llm = options.pop("make_llm", restarted_llm)
     return run_batch(make_llm, [str(source)], output, model="toy", job={}, lines_per_part=5, look_ahead=16, **options)
 
 
+def team_of(process: int, num_processes: int) -> Team:
+    """One of several independent processes."""
+    return Team(Share(process, num_processes, (process,), num_processes), process, num_processes)
+
+
 if __name__ == "__main__":
-    run_toy_batch(Path(sys.argv[1]), Path(sys.argv[2]), resume=True)
+    source, output, *place = sys.argv[1:]
+    run_toy_batch(Path(source), Path(output), resume=True, team=team_of(*map(int, place)) if place else ALONE)

@@ -23,8 +23,11 @@ def test_lines_in_lines_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     good, bad = (json.loads(line) for line in output.read_text().splitlines())
     assert len(good["response"]["body"]["choices"][0]["text"]) == 4
     assert bad["error"]["code"] == "invalid_request"
-    assert main([*command, "--resume"]) == 2
+    assert main(command) == 2
     assert "exists already; a finished job is not run again" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["lines"], last["results_in_place"]) == (0, True)
 
 
 def test_what_is_missing_is_said_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

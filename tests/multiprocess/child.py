@@ -154,11 +154,45 @@ def engine_of(options: dict[str, Any], *, slots_per_shard: int = 1) -> Any:
     )
 
 
+def run_a_batch(options: dict[str, Any]) -> None:
+    """One engine over all processes answers a file whose lines belong to one data shard, then a whole one."""
+    from mtp_jax.batch import run_batch
+    from mtp_jax.batch.team import Place, team_of
+    from mtp_jax.llm import LLM
+    from mtp_jax.testing.engines import without_optimizations
+    from mtp_jax.testing.toy_family import ToyFamily
+
+    mesh: dict[str, int] = dict(zip(("data", "model"), options["mesh"], strict=True))
+    team = team_of(Place(None, options["process"], options["num_processes"]), mesh)
+    family = ToyFamily(vocab_size=30)
+
+    def make_llm() -> LLM:
+        return without_optimizations(
+            lambda: LLM.from_weights(
+                family,
+                family.init_weights(jax.random.key(0), None),
+                mesh=mesh,
+                max_num_seqs=2,
+                max_model_len=40,
+                block_size=4,
+                prefill_chunk=16,
+                speculative_config={"num_speculative_tokens": 1},
+            )
+        )
+
+    output = options["folder"] + "/out.jsonl"
+    summary = run_batch(
+        make_llm, [options["folder"] + "/in.jsonl"], output, model="toy", job={}, team=team, lines_per_part=5
+    )
+    print(f"right: {summary.num_lines} lines, {summary.is_complete}", flush=True)
+
+
 CASES: dict[str, Callable[[dict[str, Any]], None]] = {
     "schedules": serve_schedules,
     "no reduction": serve_without_the_reduction,
     "other options": serve_with_other_options,
     "generate": generate_together,
+    "batch": run_a_batch,
     "death": die_in_the_middle,
 }
 

@@ -1,0 +1,89 @@
+"""What is seen of a running job: the event log and the metrics, against what the engine did."""
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_jax.batch.prometheus import Endpoint, summed
+from mtp_jax.batch.watching import EventLog, Watcher
+from mtp_jax.core.errors import ConfigError
+from mtp_jax.engine.scheduler import Totals
+from tests.batch.toy_job import good_line, run_toy_batch
+
+
+class Scraping(Watcher):
+    """Reads the endpoint while the job runs."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.seen: list[str] = []
+
+    def part_written(self, num_results: int) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.endpoint.port}/metrics") as response:
+            self.seen.append(response.read().decode())
+
+
+def test_metrics_have_vllms_names_and_the_engines_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"".join([*(good_line(number) for number in range(11)), b"nonsense\n"]))
+    endpoint = Endpoint(0, "toy")
+    scraping, log = Scraping(endpoint), EventLog(tmp_path / "events.jsonl", {"process": 0}, seconds_between=0)
+    summary = run_toy_batch(source, tmp_path / "out.jsonl", watchers=[scraping, endpoint, log])
+    values = dict(line.rsplit(" ", 1) for line in scraping.seen[-1].splitlines() if not line.startswith("#"))
+    labels = 'engine="0",model_name="toy"'
+
+    def value(name: str, more: str = "") -> float:
+        (found,) = [float(values[key]) for key in values if key.startswith(f"{name}{{") and more in key]
+        return found
+
+    assert labels.split(",")[0] in next(iter(values))
+    assert value("vllm:generation_tokens_total") == summary.num_completion_tokens
+    assert value("vllm:prompt_tokens_total") == summary.num_prompt_tokens
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == summary.num_accepted_tokens
+    assert value("vllm:spec_decode_num_accepted_tokens_per_pos_total", 'position="0"') > 0
+    assert value("vllm:num_requests_running") == value("vllm:kv_cache_usage_perc") == 0
+    assert value("vllm:request_success_total", 'finished_reason="error"') == 1
+    finished = sum(float(values[key]) for key in values if key.startswith("vllm:request_success_total{"))
+    assert finished == 12
+    first = dict(line.rsplit(" ", 1) for line in scraping.seen[0].splitlines() if not line.startswith("#"))
+    assert any(key.startswith("vllm:num_requests_running{") and float(first[key]) > 0 for key in first)
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics")
+
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events][:2] == ["began", "line_failed"]
+    assert events[-1]["event"] == "ended"
+    assert events[-1]["num_answered"] == 11
+    assert sum(event.get("num_results", 0) for event in events) == 12
+    assert {event["process"] for event in events} == {0}
+    assert any(event["event"] == "progress" and event["num_pages"] > 0 for event in events)
+
+
+def test_counters_of_several_engines_add_up() -> None:
+    first, second = Totals(num_drafts=1, num_accepted_tokens_per_pos=[3, 1]), Totals(num_drafts=2)
+    second.num_accepted_tokens_per_pos = [1]
+    together = summed([first, second])
+    assert (together.num_drafts, together.num_accepted_tokens_per_pos) == (3, [4, 1])
+    assert first.num_accepted_tokens_per_pos == [3, 1]
+
+
+def test_what_cannot_be_watched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"--event-log .* cannot be written"):
+        EventLog(tmp_path / "no" / "x", {})
+    with pytest.raises(ConfigError, match="--metrics-port 99999999 cannot be served"):
+        Endpoint(99999999, "toy")
+
+    def missing(name: str, *rest: Any, **named: Any) -> Any:
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return original(name, *rest, **named)
+
+    import builtins
+
+    original = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ConfigError, match=r"needs prometheus_client: pip install 'mtp-jax\[metrics\]'"):
+        Endpoint(0, "toy")
