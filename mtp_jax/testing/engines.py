@@ -6,6 +6,7 @@ same programs empty books, with another policy, readback depth, page budget or n
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -107,18 +108,30 @@ def restart(
 
 
 def poison(engine: Engine) -> None:
-    """Fills every page of target and drafter with NaN, the null page included: what is read unwritten shows."""
+    """Fills what no request has written yet with what shows when it is read: for engines without running requests.
+
+    Every page of target and drafter, the null page included, with NaN; every slot's history with `NO_SUCH_TOKEN`.
+    """
     state = engine.launcher._state
-    kv, draft_kv = jax.tree.map(
-        lambda pages: _filler(pages.shape, pages.dtype, pages.sharding)(), (state.kv, state.draft_kv)
-    )
-    engine.launcher._state = dataclasses.replace(state, kv=kv, draft_kv=draft_kv)
+    kv, draft_kv = jax.tree.map(lambda pages: _filled(pages, math.nan), (state.kv, state.draft_kv))
+    history_BS = _filled(state.history_BS, NO_SUCH_TOKEN)
+    engine.launcher._state = dataclasses.replace(state, kv=kv, draft_kv=draft_kv, history_BS=history_BS)
+
+
+NO_SUCH_TOKEN = -77
+"""No id of a vocabulary, and none of the marks that the engine itself uses."""
+
+
+def _filled(like: jax.Array, value: float) -> jax.Array:
+    return _filler(like.shape, like.dtype, like.sharding, value)()
 
 
 @functools.cache
-def _filler(shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding) -> Callable[[], jax.Array]:
+def _filler(
+    shape: tuple[int, ...], dtype: jnp.dtype, sharding: jax.sharding.Sharding, value: float
+) -> Callable[[], jax.Array]:
     """Each device makes its own part: no process could hand out an array that it does not hold."""
-    return jax.jit(lambda: jnp.full(shape, jnp.nan, dtype), out_shardings=sharding)
+    return jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)
 
 
 def written_positions(engine: Engine, pages: Sequence[int]) -> list[set[int]]:

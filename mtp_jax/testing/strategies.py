@@ -37,7 +37,7 @@ def sampling_params(
     """Greedy and sampled, with and without filters, stop ids and edits. `temperatures` restricts the choice.
 
     About one in three edits logits: with penalties (of few binary digits, so that no order of rounding matters),
-    biases, bad words or tokens to write at least.
+    biases, bad words or tokens to write at least. Two in five want log-probabilities.
     """
     temperature = draw(st.sampled_from(tuple(temperatures) or (0.0, 0.3, 1.0, 2.5)))
     edits = draw(st.one_of(st.just({}), st.just({}), logit_edits(vocab_size, max_min_tokens=max_tokens)))
@@ -49,6 +49,7 @@ def sampling_params(
         top_k=draw(st.sampled_from((0, 0, 1, 2, 5, vocab_size, 10 * vocab_size))),
         top_p=draw(st.sampled_from((1.0, 1.0, 0.3, 0.77, 0.999))),
         max_tokens=max_tokens,
+        logprobs=draw(st.sampled_from((None, None, None, 0, 2))),
         stop_token_ids=draw(st.lists(st.integers(0, vocab_size - 1), max_size=num_stop_ids).map(tuple)),
     )
 

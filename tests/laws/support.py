@@ -140,6 +140,7 @@ def assert_one_plain(engine: Engine, request: Request, last: Progress) -> None:
     expected = plain(engine, request)
     assert tuple(last.state.tokens) == expected.tokens
     assert (last.finish_reason, last.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    assert_plain_logprobs(request, last, expected)
     text = (*request.prompt, *expected.tokens)
     for record in last.state.records:
         known = text[: record.committed_len_before + 1]
@@ -147,6 +148,17 @@ def assert_one_plain(engine: Engine, request: Request, last: Progress) -> None:
             assert record.drafts == expected_drafts(engine, request, known, len(record.drafts))
         else:
             assert_best_tree(engine, request, known, record)
+
+
+def assert_plain_logprobs(request: Request, last: Progress, expected: PlainResult) -> None:
+    """Whatever drafted, and through preemption: of every token once, or of none. Raw, so edits do not show in them."""
+    entries = last.state.logprobs
+    if request.params.logprobs is None:
+        assert entries == []
+        return
+    assert tuple(entry.token for entry in entries) == expected.tokens
+    # float32 log-softmax of logits below 8 in absolute value: a few units of the last place of 8.
+    np.testing.assert_allclose([entry.logprob for entry in entries], expected.logprobs, rtol=0, atol=1e-5)
 
 
 def assert_best_tree(engine: Engine, request: Request, known: Sequence[int], record: StepRecord) -> None:

@@ -2,7 +2,8 @@
 
     python -m tests.multiprocess.child JSON
 
-JSON: {"port", "process", "num_processes", "local_devices", "mesh": [data, model], "schedules": [first, last], "case"}.
+JSON: {"port", "process", "num_processes", "local_devices", "mesh": [data, model], "schedules": [first, last], "case"}
+and, where it is not the MTP layer alone that drafts, "drafting": fields of a `SpeculativeConfig`.
 Prints one line for each schedule that was right, then "all right".
 """
 
@@ -151,6 +152,7 @@ def engine_of(options: dict[str, Any], *, slots_per_shard: int = 1) -> Any:
         max_num_seqs=data * options.get("slots_per_shard", slots_per_shard),
         max_model_len=32,
         page_size=4,
+        **options.get("drafting", {}),
     )
 
 

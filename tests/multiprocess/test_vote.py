@@ -81,10 +81,19 @@ def assert_all_right(processes: Sequence[Ended], num_schedules: int) -> None:
         assert sum("right:" in line for line in lines) == num_schedules
 
 
-@pytest.mark.parametrize("mesh", [(2, 1), (1, 2)], ids=["a data shard each", "one data shard for both"])
-def test_b21_two_processes_finish_near_limit_schedules(mesh: tuple[int, int]) -> None:
-    """Unequal, empty and late ranks; each request's tokens are plain decoding's."""
-    ended = run_processes(2, local_devices=1, mesh=mesh, case="schedules", schedules=(0, 20), limit_s=240)
+LOOKUP_FIRST = {"method": "ngram_mtp", "prompt_lookup_min": 2}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "drafting"),
+    [((2, 1), LOOKUP_FIRST), ((1, 2), {})],
+    ids=["a data shard each, prompt lookup first", "one data shard for both"],
+)
+def test_b21_two_processes_finish_near_limit_schedules(mesh: tuple[int, int], drafting: dict[str, Any]) -> None:
+    """Unequal, empty and late ranks; each request's tokens are plain decoding's, and its drafts what its text says."""
+    ended = run_processes(
+        2, local_devices=1, mesh=mesh, drafting=drafting, case="schedules", schedules=(0, 20), limit_s=240
+    )
     assert_all_right(ended, 20)
 
 
