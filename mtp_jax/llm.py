@@ -22,7 +22,7 @@ from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.shortlist import with_shortlist
 from mtp_jax.models.with_drafter import WithDrafter
-from mtp_jax.options import check_option_names, engine_config, resolve_dtype
+from mtp_jax.options import check_option_names, engine_config, mesh_config, resolve_dtype
 from mtp_jax.outputs import RequestOutput
 from mtp_jax.progress import compile_bar
 from mtp_jax.prompts import Prompt, checked_tokens, params_for, prompt_list, single_params
@@ -51,7 +51,7 @@ class LLM:
         **options: Any,
     ) -> None:
         check_option_names(options)
-        loaded = load_model(model, dtype=resolve_dtype(dtype))
+        loaded = load_model(model, dtype=resolve_dtype(dtype), mesh=mesh_config(options.get("mesh")))
         self._start(
             loaded.family,
             loaded.weights,

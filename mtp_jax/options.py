@@ -54,7 +54,7 @@ def engine_config(
     config = EngineConfig(
         max_model_len=limit if max_model_len is None else max_model_len,
         max_num_seqs=max_num_seqs,
-        mesh=_mesh_from(mesh),
+        mesh=mesh_config(mesh),
         cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
         speculative=speculative_config or SpeculativeConfig(method=None),
         attention_backend=_backend(attention_backend),
@@ -75,7 +75,8 @@ def check_option_names(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"LLM has no option {name!r}; it has {', '.join(known)}.")
 
 
-def _mesh_from(mesh: Mapping[str, int] | None) -> MeshConfig:
+def mesh_config(mesh: Mapping[str, int] | None) -> MeshConfig:
+    """The option `mesh` as a configuration."""
     if mesh is None:
         return MeshConfig()
     if not isinstance(mesh, Mapping) or not {*mesh} <= {"data", "model"}:

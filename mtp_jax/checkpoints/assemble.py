@@ -7,12 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from tqdm import tqdm
 
 from mtp_jax.checkpoints.errors import CheckpointError
 from mtp_jax.checkpoints.safetensors_io import StoredTensor
 from mtp_jax.models.api import NamedTensors, TensorSpec, Weights
 from mtp_jax.models.params import put
+from mtp_jax.ops.placement import Placement
 
 DTYPES = ("bfloat16", "float16", "float32")
 PROGRESS_FROM_BYTES = 256 << 20
@@ -36,9 +38,11 @@ class TensorReader(Protocol):
         ...
 
 
-def assemble(family: NamedTensors, reader: TensorReader, dtype: str) -> Weights:
+def assemble(family: NamedTensors, reader: TensorReader, dtype: str, placement: Placement | None = None) -> Weights:
     """The weights of `family` from an entered reader, cast to `dtype` where the family does not pin another.
 
+    One array at a time is read and sent to the devices of `placement`, split as its axes say (None: to the default
+    device), so the host holds one array beside what the devices hold.
     `CheckpointError` for a tensor that is missing, misshapen, unknown, NaN, too large for `dtype`, or a copy that
     differs from its original.
     """
@@ -51,8 +55,15 @@ def assemble(family: NamedTensors, reader: TensorReader, dtype: str) -> Weights:
     ):
         wanted = spec.dtype or dtype
         arrays = [cast(reader.read(name), wanted, f"tensor {name!r} of {reader.folder}") for name in spec.sources]
-        put(weights, spec.path, jnp.asarray(spec.pack(arrays)))
+        packed = spec.pack(arrays)
+        whole = placement is None
+        put(weights, spec.path, jnp.asarray(packed) if whole else placement.put_one(packed, split(spec, placement)))
     return weights
+
+
+def split(spec: TensorSpec, placement: Placement) -> PartitionSpec:
+    """How the placement's mesh splits an array."""
+    return placement.rules.spec(*spec.axes)
 
 
 def check_names(family: NamedTensors, names: Collection[str], folder: Path) -> None:
@@ -93,8 +104,13 @@ def cast(array: np.ndarray, dtype: str, what: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         result = array.astype(wanted)
     if wanted.itemsize <= array.dtype.itemsize and bool((np.isinf(result) & ~np.isinf(array)).any()):
-        raise CheckpointError(f"{what} has values too large for {dtype}; load it as bfloat16 or float32.")
+        raise too_large(what, dtype)
     return result
+
+
+def too_large(what: str, dtype: str) -> CheckpointError:
+    """The error of a value that `dtype` would make infinite."""
+    return CheckpointError(f"{what} has values too large for {dtype}; load it as bfloat16 or float32.")
 
 
 def checkpoint_dtype(config: Mapping[str, Any], weight_dtypes: Mapping[str, str]) -> str:

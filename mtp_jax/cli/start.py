@@ -22,7 +22,7 @@ from mtp_jax.memory import check_memory
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.sharding import check_mesh
 from mtp_jax.ops.placement import Placement
-from mtp_jax.options import engine_config, resolve_dtype
+from mtp_jax.options import engine_config, mesh_config, resolve_dtype
 from mtp_jax.progress import compile_bar
 from mtp_jax.text import tokenizer_of
 
@@ -41,7 +41,8 @@ class Model:
 
 def load(options: Namespace) -> Model:
     """The model that `--model` and `--dtype` name, with its drafter, if any. `ConfigError` where there is none."""
-    loaded = load_model(options.model, dtype=resolve_dtype(options.dtype))
+    mesh = mesh_config(vars(options).get("mesh"))  # not every command runs on one
+    loaded = load_model(options.model, dtype=resolve_dtype(options.dtype), mesh=mesh)
     family, weights = loaded.family, loaded.weights
     if vars(options).get("speculative_model") is not None:  # not every command drafts
         family, weights = add_drafter(family, weights, options.speculative_model, dtype=loaded.dtype)

@@ -157,9 +157,10 @@ class Placement:
 
     def put(self, tree: Any, specs: Any) -> Any:
         """A tree of whole arrays, the same on every process, split by a tree of `PartitionSpec`."""
-        return jax.tree.map(lambda spec, x: self._put_one(x, spec), specs, tree, is_leaf=_is_spec)
+        return jax.tree.map(lambda spec, x: self.put_one(x, spec), specs, tree, is_leaf=_is_spec)
 
-    def _put_one(self, x: Any, spec: PartitionSpec) -> Array:
+    def put_one(self, x: Any, spec: PartitionSpec) -> Array:
+        """One array of such a tree. Each device is sent its own part, and nothing else."""
         sharding = self.sharding(spec)
         if jax.process_count() == 1:
             return jax.device_put(x, sharding)

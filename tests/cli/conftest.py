@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from mtp_jax.checkpoints import LoadedModel
+from mtp_jax.core.config import MeshConfig
 from mtp_jax.testing.toy_family import ToyFamily
 
 ALPHABET = f"{string.ascii_lowercase} .,"
@@ -34,7 +35,7 @@ def toy_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> UseModel:
         weights = family.init_weights(jax.random.key(0), jnp.float32)
         home = folder if has_tokenizer else folder / "nothing"
 
-        def load(model: str, *, dtype: str | None) -> LoadedModel:
+        def load(model: str, *, dtype: str | None, mesh: MeshConfig | None) -> LoadedModel:
             assert model == "tiny-mtp"
             return LoadedModel(family, weights, home, dtype or "float32")
 
