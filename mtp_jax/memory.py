@@ -19,7 +19,11 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) -> dict[str, int]:
     """Bytes on one device by what they are for: page pools of target and drafter, page tables, a full batch's logits.
 
-    Not all that a step takes, but all that the options of the cache and the batch can make arbitrarily large.
+    Not all that a step takes, but all that the options of the cache and the batch can make arbitrarily large. Of logits
+    at least what any compiler has to hold at once: of every row those of the target, the noise and the law that a
+    request makes of them, of drawn drafts their law and the target's as probabilities; of every slot how often each
+    token stands in prompt and output, and its bias. (XLA for CPUs holds about 11 arrays of all rows, 20 with 64 bad
+    words to compare with: K = 3, jax 0.10.2.)
     """
     speculative = config.speculative
     with warnings.catch_warnings():
@@ -32,11 +36,12 @@ def needed_bytes(family: ModelFamily, config: EngineConfig, dtype: jnp.dtype) ->
     for spec in specs:
         num_heads = spec.num_kv_heads if spec.axis is None else spec.num_kv_heads // config.mesh.model
         channels += num_heads * (spec.k_channels + (spec.v_channels or 0))
+    num_arrays_of_rows = 3 if speculative.draft_sampling != "probabilistic" or max_draft_len == 0 else 5
     num_positions = (config.pages_per_shard + 1) * config.cache.page_size
     return {
         "KV blocks": num_positions * channels * dtype.itemsize,
         "page tables": config.slots_per_shard * config.pages_per_slot * 4,
-        "logits": config.slots_per_shard * num_rows * family.vocab_size * 4,
+        "logits": config.slots_per_shard * (num_arrays_of_rows * num_rows + 3) * family.vocab_size * 4,
     }
 
 

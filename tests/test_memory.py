@@ -61,6 +61,25 @@ def test_pages_are_counted_as_they_are_allocated(
     assert memory.needed_bytes(family, config, BFLOAT16)["KV blocks"] == allocated
 
 
+@pytest.mark.parametrize(
+    ("speculative", "num_arrays"),
+    [
+        (None, 3 * 1),
+        ({"num_speculative_tokens": 2}, 3 * 3),
+        ({"num_speculative_tokens": 2, "acceptance": "rejection"}, 5 * 3),
+        ({"num_speculative_tokens": 2, "acceptance": "rejection", "draft_sampling": "greedy"}, 3 * 3),
+        ({"method": "dynamic_tree", "num_speculative_tokens": 2, "tree_topk": 2, "tree_nodes": 6}, 3 * 7),
+    ],
+    ids=str,
+)
+def test_logits_are_counted_by_rows_and_by_what_is_made_of_them(
+    speculative: dict[str, Any] | None, num_arrays: int
+) -> None:
+    family = ToyFamily()
+    config = engine_config(family, speculative, max_model_len=40, max_num_seqs=3)
+    assert memory.needed_bytes(family, config, BFLOAT16)["logits"] == 3 * (num_arrays + 3) * family.vocab_size * 4
+
+
 def test_memory_in_use_is_not_available() -> None:
     class Accelerator:
         platform = "gpu"
