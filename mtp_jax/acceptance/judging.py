@@ -43,6 +43,18 @@ def judge_tokens(
     Strictly: a token without probability never stands, whatever the coin. After the first that falls the token follows
     max(p - q, 0); after `draft_cap` drafts that all stand, p. That the remainder is zero everywhere although a draft
     fell happens only where p and q differ by rounding; p is the law then.
+
+    Coins in [0, 1); probabilities in float32, each row adding up to 1.
+
+    >>> import jax.numpy as jnp
+    >>> target = jnp.array([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]])
+    >>> drafts = Drafts(jnp.array([[0]]), jnp.array([[[0.8, 0.0, 0.2]]]))
+    >>> kept = judge_tokens(drafts, target, jnp.array([1]), jnp.array([[0.6]]))  # 0.6 * 0.8 < 0.5
+    >>> kept.num_accepted.tolist(), kept.weights_BV.tolist()
+    ([1], [[0.0, 0.0, 1.0]])
+    >>> fallen = judge_tokens(drafts, target, jnp.array([1]), jnp.array([[0.7]]))
+    >>> fallen.num_accepted.tolist(), fallen.weights_BV.tolist()
+    ([0], [[0.0, 0.5, 0.0]])
     """
     num_drafts = drafts.tokens_BK.shape[1]
     if num_drafts == 0:
@@ -77,6 +89,15 @@ def judge_block(
 
     A verdict depends on drafts and coins beyond the tokens it emits, so neither may be seen again: both are drawn with
     `block_keys`.
+
+    Here the second draft makes up for the first, which alone would have fallen:
+
+    >>> import jax.numpy as jnp
+    >>> target = jnp.array([[[0.5, 0.5], [1.0, 0.0], [0.5, 0.5]]])
+    >>> drafts = Drafts(jnp.array([[0, 0]]), jnp.array([[[1.0, 0.0], [0.5, 0.5]]]))
+    >>> coins = jnp.array([[0.6, 0.6]])
+    >>> [int(judge(drafts, target, jnp.array([2]), coins).num_accepted[0]) for judge in (judge_tokens, judge_block)]
+    [0, 2]
     """
     num_drafts = drafts.tokens_BK.shape[1]
     if num_drafts == 0:

@@ -25,6 +25,12 @@ def rule_of(spec: SpeculativeConfig) -> AcceptanceRule:
     """The rule that a configuration names, under forced acceptance where it sets `synthetic_acceptance`.
 
     `ConfigError` where its drafts are trees and the rule knows chains only.
+
+    >>> rule_of(SpeculativeConfig(acceptance="rejection"))
+    Rejection(block_verification=False)
+    >>> rule_of(SpeculativeConfig(method="dynamic_tree", acceptance="rejection"))
+    Traceback (most recent call last):
+    mtp_jax.core.errors.ConfigError: rejection acceptance takes chains of drafts, and method 'dynamic_tree' makes trees.
     """
     rule = RULES[spec.acceptance](spec)
     if spec.synthetic_acceptance is not None:

@@ -30,7 +30,11 @@ TOPK, DELTA = 10, 0.6
 
 
 def relaxed(topk: int | None, delta: float | None) -> "Relaxed":
-    """The rule, with recommended values for what is None."""
+    """The rule, with recommended values for what is None.
+
+    >>> relaxed(None, 0.1)
+    Relaxed(topk=10, delta=0.1)
+    """
     return Relaxed(TOPK if topk is None else topk, DELTA if delta is None else delta)
 
 

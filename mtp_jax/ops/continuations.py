@@ -25,6 +25,13 @@ def likeliest_tokens(
     if that model's log-probabilities are these with (Gumbel) errors. So at temperature 0 it is the probability by the
     logits, and above it is high for a token that the noise lifts, however improbable the token is without.
     Equal scores: the lower id first. Logits and `ids_N` as in `choose_tokens`.
+
+    >>> from mtp_jax.core.config import SamplingParams
+    >>> from mtp_jax.testing.rows import no_text, sampling_rows
+    >>> logits, noise = jnp.array([[[2.0, 1.0, 0.0]]]), jnp.array([[[0.0, 3.0, 0.0]]])
+    >>> tokens, _ = likeliest_tokens(logits, noise, sampling_rows(SamplingParams()), no_text(logits), 2)
+    >>> tokens.tolist()
+    [[[1, 0]]]
     """
 
     def sampled() -> tuple[Array, Array]:
@@ -45,7 +52,12 @@ def likeliest_greedy_tokens(
     parallel: Parallel = NO_PARALLEL,
     ids_N: Int[Array, " N"] | None = None,
 ) -> tuple[Int[Array, "b W k"], Float[Array, "b W k"]]:
-    """The most probable tokens and their log-probabilities at any temperature; arguments as in `choose_tokens`."""
+    """The most probable tokens and their log-probabilities at any temperature; arguments as in `choose_tokens`.
+
+    >>> tokens, logprobs = likeliest_greedy_tokens(jnp.log(jnp.array([[[0.25, 0.5, 0.25]]])), 2)
+    >>> tokens.tolist(), [round(float(x), 3) for x in jnp.exp(logprobs)[0, 0]]
+    ([[[1, 0]]], [0.5, 0.25])
+    """
     top_BWk, columns_BWk = parallel.top_over_vocab(logits_BWV, num_tokens)
     logprobs_BWk = top_BWk - parallel.logsumexp_over_vocab(logits_BWV)[..., None]
     columns_BWk = parallel.own_slots(columns_BWk)

@@ -16,6 +16,11 @@ def filter_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Floa
     min-p keeps what is at least that many times as likely as the most likely token. Entries equal to the last one kept
     are kept too. Greedy rows (temperature 0) pass unscaled. The largest logit is subtracted first, so that no
     temperature can overflow.
+
+    >>> from mtp_jax.core.config import SamplingParams
+    >>> from mtp_jax.testing.rows import sampling_rows
+    >>> filter_logits(jnp.array([[[1.0, 3.0, 2.0]]]), sampling_rows(SamplingParams(top_k=2))).tolist()
+    [[[-inf, 0.0, -1.0]]]
     """
     temperature = jnp.where(rows.temperature_B > 0, rows.temperature_B, 1.0)[:, None, None]
     scaled = (logits_BWV - jnp.max(logits_BWV, axis=-1, keepdims=True)) / temperature

@@ -16,6 +16,12 @@ def row_probs(law_BWV: Float[Array, "B W V"], rows: SamplingRows) -> Float[Array
     """The probabilities that `law_logits` mean, in float32: softmax, or all on one token where a slot is greedy.
 
     What is filtered out has probability 0 exactly. Greedy rows: the argmax, ties to the lowest id.
+
+    >>> from mtp_jax.core.config import SamplingParams
+    >>> from mtp_jax.testing.rows import sampling_rows
+    >>> rows = sampling_rows(SamplingParams(), SamplingParams(temperature=0))
+    >>> row_probs(jnp.array([[[0.0, 0.0]], [[0.0, 0.0]]]), rows).tolist()
+    [[[0.5, 0.5]], [[1.0, 0.0]]]
     """
     ids_11V = jnp.arange(law_BWV.shape[-1], dtype=jnp.int32)[None, None, :]
     is_best_BWV = NO_PARALLEL.argmax_over_vocab(law_BWV)[..., None] == ids_11V

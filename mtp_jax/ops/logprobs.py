@@ -27,6 +27,14 @@ def token_logprobs(
 
     Computed only if a slot of the launch asks; all zeros otherwise. Logits as in `choose_tokens`; `path_BE` names the
     row that each token comes from (None: the rows in order).
+
+    >>> from mtp_jax.core.config import SamplingParams
+    >>> from mtp_jax.testing.rows import sampling_rows
+    >>> found = token_logprobs(
+    ...     jnp.log(jnp.array([[[0.5, 0.25, 0.25]]])), jnp.array([[1]]), sampling_rows(SamplingParams(logprobs=1)), 1
+    ... )
+    >>> [round(float(jnp.exp(x[0, 0]).squeeze()), 3) for x in (found.chosen_BE, found.top_BEQ)], found.rank_BE.tolist()
+    ([0.25, 0.5], [[2]])
     """
     return lax.cond(
         rows.needs.logprobs,

@@ -11,6 +11,12 @@ def texts_of_rows(slots: SlotView, drafts: Drafts) -> RowText:
     """For verification: row w, of W = K + 1, speaks after the pending token and the drafts on its path, its own last.
 
     In a chain these are drafts 0..w-1.
+
+    >>> from mtp_jax.core.config import SamplingParams
+    >>> from mtp_jax.testing.rows import sampling_rows, slot_view
+    >>> slots = slot_view(sampling_rows(SamplingParams()), vocab_size=8, draft_len=2)
+    >>> texts_of_rows(slots, Drafts(jnp.array([[5, 6]]))).is_before_BWK.astype(int)[0].tolist()
+    [[0, 0], [1, 0], [1, 1]]
     """
     num_drafts = drafts.tokens_BK.shape[1]
     if drafts.parent_BK is None:

@@ -28,7 +28,11 @@ def ancestor_bits(parent_BK: Int[Array, "B K"]) -> UInt32[Array, "B W"]:
 
 
 def row_bit(row: Int[Array, "*x"]) -> UInt32[Array, "*x"]:
-    """The bit that speaks of the row."""
+    """The bit that speaks of the row.
+
+    >>> row_bit(jnp.arange(3)).tolist()
+    [1, 2, 4]
+    """
     return jnp.uint32(1) << row.astype(jnp.uint32)
 
 
@@ -42,7 +46,11 @@ def depths(bits_BW: UInt32[Array, "B W"]) -> Int[Array, "B W"]:
 
 
 def is_ancestor(bits_BW: UInt32[Array, "B W"], num_rows: int) -> Bool[Array, "B W V"]:
-    """The bits, spread out: whether row v < `num_rows` is on the path of row w."""
+    """The bits, spread out: whether row v < `num_rows` is on the path of row w.
+
+    >>> is_ancestor(ancestor_bits(jnp.array([[0, 0]])), 3).astype(int)[0].tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
     row_11V = jnp.arange(num_rows, dtype=jnp.uint32)[None, None, :]
     return ((bits_BW[..., None] >> row_11V) & 1) == 1
 
@@ -63,7 +71,11 @@ def path_to(bits_BW: UInt32[Array, "B W"], row: Int[Array, " B"], num_rows: int)
 
 
 def rows_of_path(rows_BWx: Array, path_BE: Int[Array, "B E"] | None) -> Array:
-    """What is known of each row, for the rows of the path alone; all of it where there is no path (a chain)."""
+    """What is known of each row, for the rows of the path alone; all of it where there is no path (a chain).
+
+    >>> rows_of_path(jnp.array([[10, 11, 12]]), jnp.array([[0, 2]])).tolist()
+    [[10, 12]]
+    """
     if path_BE is None:
         return rows_BWx
     return jnp.take_along_axis(rows_BWx, path_BE.reshape(*path_BE.shape, *(1,) * (rows_BWx.ndim - 2)), axis=1)

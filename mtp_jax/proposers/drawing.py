@@ -24,7 +24,11 @@ DraftSampling = Literal["coupled", "greedy", "probabilistic"]
 
 
 def draft_sampling_of(spec: SpeculativeConfig) -> DraftSampling:
-    """How a configuration wants drafts drawn; it has checked the name itself."""
+    """How a configuration wants drafts drawn; it has checked the name itself.
+
+    >>> draft_sampling_of(SpeculativeConfig(acceptance="rejection"))
+    'probabilistic'
+    """
     return cast("DraftSampling", spec.draft_sampling)
 
 
@@ -42,6 +46,16 @@ def with_next_draft(
     "probabilistic": drawn with coins of its own, by a law (temperature, filters and all as the request's) that goes
     along in `Drafts.probs_BKV`. Logits of a mesh as those of `BoundModel.draft_unembed`; `ids_N` names their columns
     where a drafter has a vocabulary of its own. The noise is always that of the target's ids.
+
+    >>> from mtp_jax.core.config import SamplingParams
+    >>> from mtp_jax.ops.sharding import NO_PARALLEL
+    >>> from mtp_jax.testing.rows import sampling_rows, slot_view
+    >>> slots = slot_view(sampling_rows(SamplingParams(temperature=0)), vocab_size=4, draft_len=2)
+    >>> drafts = Drafts(jnp.zeros((1, 0), jnp.int32))
+    >>> for logits in ([0.0, 9.0, 1.0, 2.0], [5.0, 0.0, 0.0, 0.0]):
+    ...     drafts = with_next_draft(drafts, jnp.array([[logits]]), slots, "greedy", NO_PARALLEL)
+    >>> drafts.tokens_BK.tolist()
+    [[1, 0]]
     """
     num_earlier = earlier.tokens_BK.shape[1]
     text = text_after(slots, earlier.tokens_BK)

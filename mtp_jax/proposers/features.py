@@ -20,7 +20,11 @@ class Features:
 
 
 def empty_features(num_slots: int, num_rows: int, hidden_size: int, dtype: jnp.dtype) -> Features:
-    """No rows in any slot."""
+    """No rows in any slot.
+
+    >>> empty_features(2, 3, 8, jnp.dtype("float32")).hidden_BFD.shape
+    (2, 3, 8)
+    """
     return Features(
         hidden_BFD=jnp.zeros((num_slots, num_rows, hidden_size), dtype),
         tokens_BF=jnp.zeros((num_slots, num_rows), jnp.int32),

@@ -153,12 +153,22 @@ class Mtp:
 
 
 def mtp_eagle(draft_sampling: DraftSampling = "coupled", carried_width: CarriedWidth = _hidden_size) -> Mtp:
-    """The first MTP layer applied again and again: any draft length from one layer."""
+    """The first MTP layer applied again and again: any draft length from one layer.
+
+    `carried_width`: of what the layer is fed, where it is not the target's hidden state.
+
+    >>> mtp_eagle("greedy").lookahead  # a prompt's entries look one token ahead of it
+    1
+    """
     return Mtp(1, _recursive, draft_sampling, carried_width)
 
 
 def mtp_vanilla(num_layers: int, draft_sampling: DraftSampling = "coupled") -> Mtp:
-    """One MTP layer per draft position, each fed by the layer before it: at most `num_layers` drafts."""
+    """One MTP layer per draft position, each fed by the layer before it: at most `num_layers` drafts.
+
+    >>> mtp_vanilla(3).lookahead
+    3
+    """
     return Mtp(num_layers, _one_per_position, draft_sampling)
 
 

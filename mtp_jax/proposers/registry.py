@@ -65,6 +65,13 @@ def resolve_method(spec: SpeculativeConfig, family: ModelFamily) -> tuple[str | 
     "mtp" with one MTP layer applies it recursively, at any Kmax; with more it uses one layer per draft position, and
     Kmax is limited to the layers, with a warning. Raises `ConfigError` for what `check_method` refuses, and for a
     checkpoint that lacks what the method needs.
+
+    >>> from mtp_jax.testing.toy_family import ToyFamily
+    >>> resolve_method(SpeculativeConfig(), ToyFamily(num_mtp_layers=1))
+    ('mtp_eagle', 3)
+    >>> resolve_method(SpeculativeConfig(), ToyFamily(num_mtp_layers=0))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mtp_jax.core.errors.ConfigError: method 'mtp' needs MTP layers and this toy checkpoint has none; use ...
     """
     check_method(spec)
     asked, max_draft_len = PROPOSERS[spec.method], spec.num_speculative_tokens
