@@ -30,7 +30,7 @@ PULLABLE: Mapping[str, Pullable] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
         head="smollm2-mtp",
-        num_bytes=400 << 20,
+        num_bytes=480 << 20,
         spare_bytes=200 << 20,
     ),
 }

@@ -32,7 +32,7 @@ MTP_ROOT = "mtp_layers"
 
 def write_head(folder: Path, family: ModelFamily, weights: Weights, trunk: str) -> int:
     """Writes the MTP layers of a model named `trunk` into an existing folder; returns the bytes of the weights."""
-    layers = _Layers(family)
+    layers = MtpLayers(family)
     tensors = [
         (name, part)
         for spec in layers.tensors()
@@ -61,7 +61,7 @@ def add_head(trunk: LoadedModel, config: Mapping[str, Any], folder: Path) -> tup
     config = {**config, NUM_MTP_LAYERS_NAMES[0]: count}
     family = family_from_config(config)
     with SafetensorsReader(folder) as reader:
-        layers = assemble(_Layers(family), reader, trunk.dtype)
+        layers = assemble(MtpLayers(family), reader, trunk.dtype)
     ranking = trunk.tokens_by_rank or read_ranking(folder, family.vocab_size)
     return replace(trunk, family=family, weights={**trunk.weights, **layers}, tokens_by_rank=ranking), config
 
@@ -76,20 +76,24 @@ def fingerprint(family: ModelFamily, weights: Weights) -> str:
 
 
 @dataclass(frozen=True)
-class _Layers:
+class MtpLayers:
     """The MTP layers of a family. Satisfies `models.api.NamedTensors`."""
 
     family: ModelFamily
 
     @property
     def name(self) -> str:
+        """The family's."""
         return self.family.name
 
     def tensors(self) -> tuple[TensorSpec, ...]:
+        """Theirs alone."""
         return tuple(spec for spec in self.family.tensors() if spec.path[0] == MTP_ROOT)
 
     def duplicates(self) -> Mapping[str, str]:
+        """None: embedding and head are the model's."""
         return {}
 
     def ignored_tensors(self) -> tuple[str, ...]:
+        """None."""
         return ()

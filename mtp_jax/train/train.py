@@ -1,6 +1,5 @@
 """The training loop: batches in, state forward, log and snapshots out. Stops and resumes at any step, bit for bit."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.train.data import Batches
 from mtp_jax.train.loss import Objective
+from mtp_jax.train.run_log import RunLog, check_board
 from mtp_jax.train.snapshots import Snapshots
 from mtp_jax.train.state import Optimiser, TrainState, init_state, make_train_step
 
@@ -78,17 +78,26 @@ class TrainConfig:
 class Trainer:
     """Runs one `TrainConfig`. `folder` receives `log.jsonl` and the snapshots; a folder with snapshots is continued.
 
-    Two trainers with the same arguments end in the same bits, whether one of them was stopped and resumed or not, on
+    `tensorboard`: a folder for TensorBoard's events. Two trainers with the same arguments end in the same bits, whether one of them was stopped and resumed or not, on
     the same devices and library versions.
     """
 
-    def __init__(self, family: ModelFamily, config: TrainConfig, tokens: np.ndarray, folder: Path):
+    def __init__(
+        self,
+        family: ModelFamily,
+        config: TrainConfig,
+        tokens: np.ndarray,
+        folder: Path,
+        *,
+        tensorboard: Path | None = None,
+    ):
+        check_board(tensorboard)
         num_layers, depths = family.num_mtp_layers, config.objective.depths
         if num_layers == 0:
             raise ConfigError("the model has no MTP layer; training needs at least one.")
         if num_layers > 1 and depths > num_layers:
             raise ConfigError(f"depths is {depths}; the model has {num_layers} MTP layers, one for each depth.")
-        self.family, self.config, self.folder = family, config, folder
+        self.family, self.config, self.folder, self._tensorboard = family, config, folder, tensorboard
         self.batches = Batches(tokens, config.window + 2, config.batch_size, config.seed)
         self._step = make_train_step(
             family,
@@ -139,7 +148,7 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (
             Snapshots(self.folder, keep=config.keep) as snapshots,
-            (self.folder / "log.jsonl").open("a", encoding="utf-8") as log,
+            RunLog(self.folder, self._tensorboard) as log,
         ):
             state, first = self.fresh(weights), snapshots.latest_step()
             if first:
@@ -153,10 +162,10 @@ class Trainer:
                     seconds = time.perf_counter() - began
                     speed = (done - logged) * config.batch_size * config.window / seconds
                     record |= {"step": done, "rate": config.rate_at(step), "tokens_per_second": round(speed)}
-                    print(json.dumps(record), file=log, flush=True)
+                    log.write(record)
                     began, logged = time.perf_counter(), done
                 if evaluate is not None and config.evaluate_every and done % config.evaluate_every == 0:
-                    print(json.dumps({"step": done, "evaluation": evaluate(state.weights)}), file=log, flush=True)
+                    log.write({"step": done, "evaluation": evaluate(state.weights)})
                 if done == last or (config.save_every and done % config.save_every == 0):
                     snapshots.save(done, state)
         return state.weights, max(first, last)

@@ -88,7 +88,8 @@ def test_a_pulled_model_is_found_by_its_name_with_its_head_on_top(
     assert [path.name for path in left_behind()] == [NAME]
     assert main(["pull", NAME]) == 2
     assert "exists already; --overwrite" in capsys.readouterr().err
-    assert main(["pull", NAME, "--overwrite"]) == 0
+    assert main(["pull", NAME, "--overwrite", "--without-head"]) == 0
+    assert load_model(NAME).family.num_mtp_layers == 0
 
 
 def test_whatever_goes_wrong_is_one_sentence_and_leaves_nothing(
