@@ -79,6 +79,7 @@ class Job:
             stop_reason=last.stop_reason,
             logprobs=None if wanted is None else listed_logprobs(last.state.logprobs, wanted, self._tokenizer),
             is_lossy=is_lossy,
+            records=list(last.state.records) if self.request.wants_trace else None,
         )
 
 

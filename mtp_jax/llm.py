@@ -149,11 +149,14 @@ class LLM:
                 raise
         return [group.output() for group in groups]
 
-    def generate_each(self, requests: Iterable[tuple[Prompt, SamplingParams]]) -> Iterator[tuple[int, RequestOutput]]:
+    def generate_each(
+        self, requests: Iterable[tuple[Prompt, SamplingParams]], *, wants_trace: bool = False
+    ) -> Iterator[tuple[int, RequestOutput]]:
         """(place in `requests`, output) of each request as it ends: for more requests than anyone wants in memory.
 
         Requests are taken as slots come free, with as many again waiting. Those without a seed draw by their place, as
         in `generate`. Closing the iterator cancels what is under way. Raises `EngineFailed` as `generate` does.
+        `wants_trace`: outputs have the records of their steps.
         """
         room = 2 * self.engine.config.max_num_seqs
         source = enumerate(requests)
@@ -162,7 +165,7 @@ class LLM:
         try:
             while True:
                 for place, (prompt, params) in islice(source, room - len(groups)):
-                    groups[place] = self._samples(prompt, params, place)
+                    groups[place] = self._samples(prompt, params, place, wants_trace=wants_trace)
                     for job in groups[place].jobs:
                         self._submit(job)
                 if not groups:

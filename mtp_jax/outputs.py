@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from mtp_jax.engine.requests import RequestMetrics, TokenLogprob
+from mtp_jax.engine.requests import RequestMetrics, StepRecord, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Logprob:
 class CompletionOutput:
     """One generated sequence. `error` is set, and the rest empty, when `finish_reason` is "rejected".
 
-    `is_lossy`: the configuration lets tokens stand that plain decoding would not write, or not as often.
+    `is_lossy`: the configuration lets tokens stand that plain decoding would not write, or not as often. `records`: its
+    decode steps, where they were asked for; the first token is the prefill's.
     """
 
     index: int
@@ -31,6 +32,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
     is_lossy: bool = False
+    records: list[StepRecord] | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:

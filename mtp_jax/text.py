@@ -69,6 +69,12 @@ def _bare_ids(tokenizer: Tokenizer, word: str) -> list[int]:
     return tokenizer.encode(word, add_special_tokens=False).ids
 
 
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds; a character that several make up is the last one's. Joined they are the text."""
+    stream = DecodeStream(skip_special_tokens=True)
+    return [stream.step(tokenizer, token) or "" for token in tokens]
+
+
 class Detokenizer:
     """Text of a growing list of tokens, the same however the tokens arrive; also a `TokenWatcher` for stop strings.
 

@@ -3,8 +3,11 @@
 import hashlib
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from mtp_jax.batch.bodies import CHAT_URL
 from mtp_jax.batch.lines import Asked, Refused
+from mtp_jax.batch.origins import origins_of
 from mtp_jax.outputs import CompletionOutput, Logprob, RequestOutput
 
 BAD_REQUEST, INTERNAL_ERROR = 400, 500
@@ -20,8 +23,8 @@ def failed(asked: Asked, message: str) -> dict[str, Any]:
     return _error(asked.custom_id, INTERNAL_ERROR, "internal_error", message)
 
 
-def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
-    """The result of a request that ran, or was rejected by the engine."""
+def answered(asked: Asked, output: RequestOutput, model: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """The result of a request that ran, or was rejected by the engine. `tokenizer` writes out tokens of traced ones."""
     rejected = next((one.error for one in output.outputs if one.finish_reason == "rejected"), None)
     if rejected is not None:
         return _error(asked.custom_id, BAD_REQUEST, "invalid_request", rejected)
@@ -50,6 +53,8 @@ def answered(asked: Asked, output: RequestOutput, model: str) -> dict[str, Any]:
     if asked.returns_token_ids:
         for choice in body["choices"]:
             choice["prompt_token_ids"] = list(output.prompt_token_ids)
+    for choice, one in zip(body["choices"], output.outputs, strict=True):
+        choice.update(origins_of(one, tokenizer))
     if output.prompt_logprobs is not None:
         body["choices"][0]["prompt_logprobs"] = [
             listed and {str(token): entry.logprob for token, entry in listed.items()}

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from etils import epath
@@ -37,9 +38,11 @@ class _Run:
     watchers: Sequence[Watcher]
     lines_per_part: int
     seconds_per_part: float
+    wants_origins: bool
     num_lines: int = 0  # of the whole input, as far as it was read
     waiting: list[tuple[int, Result]] = field(default_factory=list)
     written_s: float = field(default_factory=time.perf_counter)
+    began_s: float = field(default_factory=time.perf_counter)
 
     def take(self, number: int, result: Result) -> None:
         self.waiting.append((number, result))
@@ -76,6 +79,7 @@ def run_batch(
     team: Team = ALONE,
     resume: bool = False,
     merged: bool = True,
+    wants_origins: bool = False,
     watchers: Sequence[Watcher] = (),
     lines_per_part: int = 256,
     seconds_per_part: float = 10.0,
@@ -92,6 +96,9 @@ def run_batch(
     `merged` False each writes a file of its own (see `merging.shard_file`). Processes of one engine fail together
     (`EngineFailed`), also for the sake of one bad request.
 
+    `wants_origins` adds to results how each of their tokens came, and when their requests began and ended, in seconds
+    since the run began.
+
     Longer requests go first among the next `look_ahead` lines, so that the end is not one slow request; seeds come from
     the lines, so this changes no result. `ConfigError` for input and output that cannot be used.
     """
@@ -102,6 +109,7 @@ def run_batch(
         "model": model,
         "inputs": [[str(file), storage.size_bytes(file)] for file in files],
         "merged": merged,
+        "token_origins": wants_origins,
     }
     if resume and _is_finished(path, team, merged):
         return Summary(is_complete=True)
@@ -110,7 +118,7 @@ def run_batch(
     summary = Summary()
     done = store.finished()
     team.wait()  # nobody writes while another reads: processes that share lines must find the same ones finished
-    run = _Run(store, team, model, render, summary, watchers, lines_per_part, seconds_per_part)
+    run = _Run(store, team, model, render, summary, watchers, lines_per_part, seconds_per_part, wants_origins)
     for watcher in watchers:
         watcher.began(summary, stated)
     try:
@@ -213,14 +221,22 @@ def _run_until_failure(llm: LLM, requests: Iterator[Numbered], under_way: dict[i
     def taken() -> Iterator[tuple[Any, Any]]:
         for number, asked in requests:
             under_way[number] = asked
-            numbers.append(number)
+            numbers[next(places)] = number
+            began_s[number] = time.perf_counter() - run.began_s
             yield asked.prompt, asked.params
 
-    numbers: list[int] = []
+    numbers: dict[int, int] = {}  # of the places under way
+    places = count()
+    began_s: dict[int, float] = {}
     try:
-        for place, output in llm.generate_each(taken()):
-            number = numbers[place]
-            run.take(number, answered(under_way.pop(number), output, run.model))
+        for place, output in llm.generate_each(taken(), wants_trace=run.wants_origins):
+            number = numbers.pop(place)
+            result = answered(under_way.pop(number), output, run.model, llm.tokenizer)
+            began = began_s.pop(number)
+            if run.wants_origins and result["error"] is None:
+                ended = time.perf_counter() - run.began_s
+                result["response"]["body"]["metrics"]["times_s"] = [round(began, 4), round(ended, 4)]
+            run.take(number, result)
     except EngineFailed:
         if run.team.is_together:
             raise  # its engine can only be built again by all processes at once: by their next start

@@ -34,6 +34,10 @@ COMMANDS = {
         "write on from a prompt; --compare also times plain decoding",
     ),
     "run-batch": ("mtp_jax.cli.run_batch", "a file of requests, one result line for each; goes on after a kill"),
+    "report": (
+        "mtp_jax.cli.report",
+        "results of run-batch as one HTML page: how tokens came, acceptance, draft length",
+    ),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
     "bench attention": ("mtp_jax.cli.bench_attention", "the attention kernels of a Hopper GPU, checked and timed"),
     "bench acceptance": (

@@ -29,6 +29,11 @@ def add_options(parser: Parser) -> None:
     add("--resume", action="store_true", help="go on with a run that was stopped")
     add("--no-merge", action="store_true", help="leave a file of results for each process: OUTPUT-00000-of-00004.jsonl")
     add("--chat-template", metavar="FILE", help="Jinja template for /v1/chat/completions (default: the tokenizer's)")
+    add(
+        "--token-origins",
+        action="store_true",
+        help="results also say how each token came, and when: for mtp-jax report (a line is several times as long)",
+    )
     watch = parser.add_argument_group("watching").add_argument
     watch("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics here, under vLLM's names")
     watch("--event-log", metavar="FILE", help="JSONL of what happens; of several processes one file each")
@@ -84,6 +89,7 @@ def run(options: Namespace) -> None:
         team=team,
         resume=options.resume,
         merged=not options.no_merge,
+        wants_origins=options.token_origins,
         watchers=_watchers(options, team),
     )
     _print(summary, str(output))

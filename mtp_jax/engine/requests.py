@@ -82,6 +82,7 @@ class StepRecord:
     committed_len_after: int
     num_pages: int
     parents: tuple[int, ...] | None = None
+    launch: int = 0  # the engine's number for it: requests of one launch share it
 
 
 @dataclass

@@ -326,6 +326,7 @@ class Scheduler:
                     committed_len_before=result.committed_len - len(result.tokens),
                     committed_len_after=result.committed_len,
                     num_pages=decided.num_pages,
+                    launch=decision.number,
                 )
             )
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from mtp_jax.llm import LLM
 from mtp_jax.testing.oracle import plain_decode
 from mtp_jax.testing.toy_family import ToyFamily
 from tests.batch.object_store import object_store
-from tests.batch.toy_job import good_line, restarted_llm, run_toy_batch, team_of
+from tests.batch.toy_job import good_line, restarted_llm, run_toy_batch, team_of, toy_llm
 from tests.batch.toy_processes import ToyProcesses
 from tests.laws.support import request as toy_request
 
@@ -256,9 +257,15 @@ def test_ten_thousand_odd_lines_among_good_ones(tmp_path: Path) -> None:
     with source.open("wb") as opened:
         for number in range(10_000):
             opened.write(good.get(number) or dice.choice(odd)() + b"\n")
+        opened.write(b"x" * (40 << 20) + b"\n")
+    toy_llm()
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     summary = run_toy_batch(source, output)
+    growth_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
+    print(f"memory grew by {growth_mib:.0f} MiB")
+    assert growth_mib < 64
     results = results_of(output)
-    assert len(results) == summary.num_lines == 10_000
+    assert len(results) == summary.num_lines == 10_001
     for number, result in enumerate(results):
         if number in good:
             assert answer(result) == expected(good[number].rstrip(b"\n"))
