@@ -78,8 +78,8 @@ class TrainConfig:
 class Trainer:
     """Runs one `TrainConfig`. `folder` receives `log.jsonl` and the snapshots; a folder with snapshots is continued.
 
-    `tensorboard`: a folder for TensorBoard's events. Two trainers with the same arguments end in the same bits, whether one of them was stopped and resumed or not, on
-    the same devices and library versions.
+    `tensorboard`: a folder for TensorBoard's events. Two trainers with the same arguments end in the same bits, whether
+    one of them was stopped and resumed or not, on the same devices and library versions.
     """
 
     def __init__(
