@@ -228,6 +228,8 @@ class LLM:
             "num_decode_slot_steps": totals.num_slot_steps,
             "num_generated_tokens": totals.num_emitted_tokens,
             "num_preemptions": totals.num_preemptions,
+            "prefix_cache_queries": totals.num_prefix_queries,
+            "prefix_cache_hits": totals.num_prefix_hits,
             "is_lossy": self.engine.config.speculative.is_lossy,
         }
 

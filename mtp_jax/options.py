@@ -29,15 +29,14 @@ def engine_config(
     async_scheduling: bool = True,
     readback_depth: int = 1,
     prefill_chunk: int = 256,
-    enable_prefix_caching: bool = False,
+    enable_prefix_caching: bool = True,
     numerics: str = "fast",
     seed: int = 0,
 ) -> EngineConfig:
     """The engine's configuration from `LLM`'s options; what cannot be honoured is refused."""
-    if not isinstance(async_scheduling, bool):
-        raise ConfigError(f"async_scheduling is {async_scheduling!r}; it must be True or False.")
-    if enable_prefix_caching:
-        raise ConfigError("enable_prefix_caching=True is not available in this version; leave it at False.")
+    for name, value in {"async_scheduling": async_scheduling, "enable_prefix_caching": enable_prefix_caching}.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}; it must be True or False.")
     if numerics != "fast":
         raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
     if isinstance(speculative_config, Mapping):
@@ -55,7 +54,7 @@ def engine_config(
         max_model_len=limit if max_model_len is None else max_model_len,
         max_num_seqs=max_num_seqs,
         mesh=mesh_config(mesh),
-        cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks),
+        cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks, prefix_caching=enable_prefix_caching),
         speculative=speculative_config or SpeculativeConfig(method=None),
         attention_backend=_backend(attention_backend),
         prefill_chunk=prefill_chunk,

@@ -21,7 +21,7 @@ def test_an_unknown_option_is_named_before_the_model_is_looked_for() -> None:
         ("mesh", {"data": 3}),
         ("mesh", {"model": 0}),
         ("mesh", [("data", 1)]),
-        ("enable_prefix_caching", True),
+        ("enable_prefix_caching", 1),
         ("numerics", "invariant"),
         ("attention_backend", "fastest"),
         ("max_model_len", 10**6),

@@ -125,7 +125,7 @@ def vote_costs(engine: Engine, weights: Any, dtype: Any, *, num_rounds: int = _R
     Leaves the engine's device state unfit for requests.
     """
     program = dataclasses.replace(engine.program, is_voting=False)
-    batch = BatchBuilder(engine.config, engine.placement, lookahead=program.proposer.lookahead)
+    batch = BatchBuilder(engine.config, engine.placement)
     silent = Launcher(program, weights, engine.config, engine.grid, batch, engine.placement, dtype)
     for shape in reversed(engine.grid.all_steps()):
         silent.warm(shapes=[shape])

@@ -26,10 +26,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The paged KV cache. `page_size` Z positions a page; `num_pages` N pages beside the null page (None: derived)."""
+    """The paged KV cache. `page_size` Z positions a page; `num_pages` N pages beside the null page (None: derived).
+
+    `prefix_caching`: whole pages of prompts are kept, and requests that begin alike share them.
+    """
 
     page_size: int = 16
     num_pages: int | None = None
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         require_int("block_size", self.page_size, 1, None)

@@ -43,15 +43,18 @@ class Column(_FromZero):
 
 
 class PrefillColumn(_FromZero):
-    """Columns in front of the per-slot ones in a prefill launch; after all of them: lists, then the chunk's tokens."""
+    """Columns in front of the per-slot ones in a prefill launch; after all of them: lists, then the whole prompt.
+
+    Whole, not the chunk alone: its beginning may lie in pages that another request filled, and drafting looks past it.
+    """
 
     SLOT = auto()
     START = auto()
     NUM_TOKENS = auto()
     NUM_KNOWN = auto()
+    IS_FIRST = auto()
     IS_LAST = auto()
     PENDING_TOKEN = auto()
-    NEXT_TOKEN = auto()
     PROMPT_LOGPROBS = auto()
 
 

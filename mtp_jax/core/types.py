@@ -239,13 +239,18 @@ class PrefillInputs:
     start: Int[Array, " Y"]  # position of the chunk's first token
     num_tokens: Int[Array, " Y"]  # real tokens of the chunk; 0 for a padding row
     num_known: Int[Array, " Y"]  # prompt tokens, earlier emitted ones of a resumed request included
+    is_first: Bool[Array, " Y"]  # the slot's first chunk, wherever it starts
     is_last: Bool[Array, " Y"]  # the chunk ends the prompt: a first token is drawn or resumed
     pending_token: Int[Array, " Y"]  # a resumed request's known pending token, else NO_TOKEN
-    next_token: Int[Array, " Y"]  # the known token after the chunk, else 0
     wants_prompt_logprobs: Bool[Array, " Y"]
-    tokens_YT: Int[Array, "Y T"]  # the chunk, then the tokens after it that MTP layers look ahead to
+    text_YS: Int[Array, "Y S"]  # the whole prompt, what it shares with others included; then zeros
     lists: TokenLists
     inputs: StepInputs  # its `sampling` knows the lists
+
+    def tokens_from(self, offset: int, length: int) -> Int[Array, "Y T"]:
+        """`length` tokens from the chunk's start + `offset` on; past the prompt they mean nothing."""
+        positions_YT = self.start[:, None] + jnp.arange(offset, offset + length, dtype=jnp.int32)[None, :]
+        return jnp.take_along_axis(self.text_YS, positions_YT, axis=1, mode="clip")
 
     @property
     def needs_prompt_logprobs(self) -> Bool[Array, ""]:
@@ -260,11 +265,11 @@ class PrefillInputs:
         *,
         num_stop_ids: int,
         list_sizes: ListSizes,
-        num_tokens: int,
+        max_model_len: int,
         agreed: Needs | None = None,
     ) -> "PrefillInputs":
-        """Inverse of `engine.batch`'s packing; `num_tokens` is chunk + lookahead, the width of `tokens_YT`."""
-        tokens_start = packed_YX.shape[1] - num_tokens
+        """Inverse of `engine.batch`'s packing; `max_model_len` is the width of `text_YS`."""
+        tokens_start = packed_YX.shape[1] - max_model_len
         step_end = tokens_start - list_sizes.num_columns
         inputs = StepInputs.unpack(
             packed_YX[:, len(PrefillColumn) : step_end], num_stop_ids=num_stop_ids, agreed=agreed
@@ -276,11 +281,11 @@ class PrefillInputs:
             start=fields[PrefillColumn.START],
             num_tokens=fields[PrefillColumn.NUM_TOKENS],
             num_known=fields[PrefillColumn.NUM_KNOWN],
+            is_first=fields[PrefillColumn.IS_FIRST] != 0,
             is_last=fields[PrefillColumn.IS_LAST] != 0,
             pending_token=fields[PrefillColumn.PENDING_TOKEN],
-            next_token=fields[PrefillColumn.NEXT_TOKEN],
             wants_prompt_logprobs=fields[PrefillColumn.PROMPT_LOGPROBS] != 0,
-            tokens_YT=packed_YX[:, tokens_start:],
+            text_YS=packed_YX[:, tokens_start:],
             lists=lists,
             inputs=inputs.replace(sampling=inputs.sampling.replace(lists=lists)),  # type: ignore[attr-defined]
         )

@@ -34,12 +34,12 @@ class BatchBuilder:
     Rows that did not change since the last launch are kept. Where the group votes, a shard's wish ends its first row.
     """
 
-    def __init__(self, config: EngineConfig, placement: Placement, *, lookahead: int, is_voting: bool = False) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, *, is_voting: bool = False) -> None:
         self._num_stop_ids = config.max_stop_token_ids
         self._list_sizes = config.list_sizes
         self._pages_per_slot = config.pages_per_slot
         self._placement = placement
-        self._lookahead = lookahead
+        self._max_model_len = config.max_model_len
         self._vote_width = len(AgreedColumn) + len(VoteColumn) if is_voting else 0
         self._rows: dict[tuple[int, int], _CachedRow] = {}  # by shard and slot
         self._uploads: dict[Shape, _Upload] = {}  # the last one of each shape
@@ -56,7 +56,7 @@ class BatchBuilder:
             packed_BX = np.zeros((num_shards * shape.slots, self.row_width + self._vote_width), np.int32)
             packed_BX[:, list(_IDLE)] = list(_IDLE.values())
             return packed_BX
-        width = len(PrefillColumn) + self.row_width + self._list_sizes.num_columns + shape.chunk + self._lookahead
+        width = len(PrefillColumn) + self.row_width + self._list_sizes.num_columns + self._max_model_len
         packed_YX = np.zeros((num_shards, width + self._vote_width), np.int32)
         packed_YX[:, [len(PrefillColumn) + column for column in _IDLE]] = list(_IDLE.values())
         return packed_YX
@@ -96,7 +96,7 @@ class BatchBuilder:
     def _fill_prefill(
         self, packed_X: Int32[np.ndarray, " X"], decision: PrefillDecision, table: SlotTable, shard: int
     ) -> None:
-        """The chunk's facts, the slot's row and lists, the chunk's tokens and those after it that drafting looks at."""
+        """The chunk's facts, the slot's row and lists, its whole prompt."""
         slot = table.find(decision.slot, decision.admission)
         if slot is None:
             return
@@ -105,9 +105,9 @@ class BatchBuilder:
             PrefillColumn.START: decision.start,
             PrefillColumn.NUM_TOKENS: decision.num_tokens,
             PrefillColumn.NUM_KNOWN: len(slot.prompt),
+            PrefillColumn.IS_FIRST: int(decision.is_first),
             PrefillColumn.IS_LAST: int(decision.is_last),
             PrefillColumn.PENDING_TOKEN: NO_TOKEN if slot.pending_token is None else slot.pending_token,
-            PrefillColumn.NEXT_TOKEN: 0 if decision.is_last else slot.prompt[decision.start + decision.num_tokens],
             PrefillColumn.PROMPT_LOGPROBS: int(bool(decision.scored)),
         }
         packed_X[list(facts)] = list(facts.values())
@@ -117,8 +117,7 @@ class BatchBuilder:
         list_start = row_start + self.row_width
         token_start = list_start + self._list_sizes.num_columns
         self._fill_lists(packed_X[list_start:token_start], slot.state.request.params)
-        tokens = slot.prompt[decision.start : decision.start + decision.num_tokens + self._lookahead]
-        packed_X[token_start : token_start + len(tokens)] = tokens
+        packed_X[token_start : token_start + len(slot.prompt)] = slot.prompt
 
     def _row(self, slot: Slot, shard: int) -> Int32[np.ndarray, " X"]:
         cached = self._rows.get((shard, slot.index))

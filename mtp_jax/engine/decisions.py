@@ -46,6 +46,7 @@ class PrefillDecision:
     admission: int
     start: int
     num_tokens: int
+    is_first: bool
     is_last: bool
     wants_logprobs: bool
     scored: tuple[int, ...] = ()  # tokens after the chunk's first ones, if their log-probabilities are wanted

@@ -90,8 +90,7 @@ class Engine:
         _log.info("engine configuration: %s, method %s", self.config, method)
 
     def _new_batch(self) -> BatchBuilder:
-        lookahead = self.program.proposer.lookahead
-        return BatchBuilder(self.config, self.placement, lookahead=lookahead, is_voting=self.program.is_voting)
+        return BatchBuilder(self.config, self.placement, is_voting=self.program.is_voting)
 
     def _new_group(self, config: EngineConfig, make_policy: Callable[[], DraftLenPolicy]) -> Group:
         return Group(
@@ -100,6 +99,7 @@ class Engine:
             make_policy,
             num_shards=self.placement.num_local_shards,
             is_voting=self.program.is_voting,
+            lookahead=self.program.proposer.lookahead,
         )
 
     def restarted(self, config: EngineConfig, make_policy: Callable[[], DraftLenPolicy]) -> "Engine":

@@ -32,6 +32,7 @@ class Group:
         *,
         num_shards: int = 1,
         is_voting: bool = False,
+        lookahead: int = 0,
     ) -> None:
         if num_shards > 1 and not is_voting:
             raise InvariantError(f"{num_shards} data shards must vote")
@@ -40,7 +41,8 @@ class Group:
         self.totals = Totals()
         self.waiting: deque[RequestState] = deque()
         self.shards = tuple(
-            Scheduler(config, grid, make_policy(), waiting=self.waiting, totals=self.totals) for _ in range(num_shards)
+            Scheduler(config, grid, make_policy(), lookahead=lookahead, waiting=self.waiting, totals=self.totals)
+            for _ in range(num_shards)
         )
         self._depth = config.readback_depth
         self._num_launches = 0
@@ -98,6 +100,8 @@ class Group:
     def decide(self) -> LaunchDecision | None:
         """The next launch; None when there is nothing to launch until a result is read, or the vote has ended."""
         self._admit()
+        for shard in self.shards:
+            shard.find_prefix()
         return self._decide_by_vote() if self.is_voting else self._decide_alone()
 
     def _admit(self) -> None:

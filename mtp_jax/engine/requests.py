@@ -100,6 +100,7 @@ class RequestMetrics:
     drafted_per_pos: list[int] = field(default_factory=list[int])
     draft_lens: list[int] = field(default_factory=list[int])
     num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of the prompt, in pages that another request had filled
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -128,6 +129,7 @@ def merged_metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
         drafted_per_pos=_sums([one.drafted_per_pos for one in each]),
         draft_lens=[draft_len for one in each for draft_len in one.draft_lens],
         num_preemptions=sum(one.num_preemptions for one in each),
+        num_cached_tokens=sum(one.num_cached_tokens for one in each),
     )
 
 

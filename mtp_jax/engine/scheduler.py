@@ -8,6 +8,7 @@ from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.shapes import PrefillShape, Shape, ShapeGrid, StepShape
 from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
 from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
+from mtp_jax.engine.prefixes import PrefixPages
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus, StepRecord, add_per_position
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.slots import Slot, SlotTable
@@ -27,12 +28,14 @@ class Totals:
     num_slot_steps: int = 0
     num_emitted_tokens: int = 0
     num_preemptions: int = 0
+    num_prefix_queries: int = 0  # prompt tokens of requests that were seated
+    num_prefix_hits: int = 0  # of these, tokens in pages that were there already
 
 
 class Scheduler:
     """One data shard's books: decides its part of each launch from bounds, settles results by the records they carry.
 
-    Shards of one process share `waiting` and `totals` (see `engine.group`).
+    Shards of one process share `waiting` and `totals` (see `engine.group`). `lookahead`: the proposer's.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Scheduler:
         grid: ShapeGrid,
         policy: DraftLenPolicy,
         *,
+        lookahead: int = 0,
         waiting: deque[RequestState] | None = None,
         totals: Totals | None = None,
     ) -> None:
@@ -48,6 +52,7 @@ class Scheduler:
         self.grid = grid
         self.policy = policy
         self.pool = PagePool(config.pages_per_shard)
+        self.prefixes = PrefixPages(self.pool, config.cache.page_size, lookahead)
         self.slots = SlotTable(config.slots_per_shard)
         self.waiting: deque[RequestState] = deque() if waiting is None else waiting
         self.totals = Totals() if totals is None else totals
@@ -99,15 +104,43 @@ class Scheduler:
         if not self.waiting or not self.slots.has_free or self._is_starved:
             return False
         state = self.waiting[0]
-        num_positions = min(len(state.known_tokens) + 1, state.limit)
+        num_pages = pages_for(min(len(state.known_tokens) + 1, state.limit), self.config.cache.page_size)
+        keys = self._shareable(state)
+        shared = self.prefixes.find(keys)
+        self.pool.share(shared)
         try:
-            pages = self.pool.take(pages_for(num_positions, self.config.cache.page_size))
+            pages = self.pool.take(num_pages - len(shared))
         except OutOfPages:
+            self.pool.give_back(shared)
             return False
         self.waiting.popleft()
         state.status = RequestStatus.RUNNING
-        self.slots.seat(state, pages)
+        slot = self.slots.seat(state, [*shared, *pages])
+        slot.page_keys = keys
+        slot.prefilled = len(shared) * self.config.cache.page_size
         return True
+
+    def _shareable(self, state: RequestState) -> tuple[bytes, ...]:
+        """Keys of the pages that the request may find filled; none if each of its prompt's tokens is to be scored."""
+        if not self.config.cache.prefix_caching or state.request.params.prompt_logprobs is not None:
+            return ()
+        return self.prefixes.keys(state.known_tokens)
+
+    def find_prefix(self) -> None:
+        """Looks again for pages of the prompt that is next: requests seated together may begin alike.
+
+        To be called before each launch. What the first of them has launched by then the others need not compute.
+        """
+        slot = next(iter(self._prefilling()), None)
+        if slot is None or slot.has_launched:
+            return
+        num_known = slot.prefilled // self.config.cache.page_size
+        found = self.prefixes.find(slot.page_keys)[num_known:]
+        self.pool.share(found)
+        replaced = slice(num_known, num_known + len(found))
+        self.pool.give_back(slot.pages[replaced])
+        slot.pages[replaced] = found
+        slot.prefilled += len(found) * self.config.cache.page_size
 
     def _release(self, slot: Slot) -> None:
         """Gives seat and pages back at once: launches run in order, so a late write comes before the next owner's."""
@@ -204,11 +237,19 @@ class Scheduler:
             admission=slot.admission,
             start=slot.prefilled,
             num_tokens=num_tokens,
+            is_first=not slot.has_launched,
             is_last=num_tokens == left,
             wants_logprobs=request.params.logprobs is not None,
             scored=request.prompt[slot.prefilled + 1 :][:num_tokens] if wants_scores else (),
         )
+        if not slot.has_launched:
+            slot.state.metrics.num_cached_tokens = slot.prefilled
+            self.totals.num_prefix_queries += len(slot.prompt)
+            self.totals.num_prefix_hits += slot.prefilled
         slot.launched_prefill(num_tokens)
+        num_written = slot.prefilled // self.config.cache.page_size
+        keys = slot.page_keys[:num_written]
+        self.prefixes.publish(keys, slot.pages[: len(keys)])
         return decision
 
     def _decide_decode(self, shape: StepShape, number: int, needs: Needs) -> StepDecision | None:

@@ -29,7 +29,9 @@ class Slot:
     prompt: list[int]  # tokens to prefill; longer than the request's prompt when it was resumed
     pending_token: int | None  # a resumed request's pending token; None: the prefill draws it
     pages: list[int] = field(default_factory=list[int])
-    prefilled: int = 0  # prompt tokens launched
+    page_keys: tuple[bytes, ...] = ()  # of the prompt's pages that may be shared: see `engine.prefixes`
+    prefilled: int = 0  # prompt tokens found in shared pages, or launched
+    has_launched: bool = False  # a chunk of the prompt
     known_len: int = 0
     reserved_len: int = 0
     num_in_flight: int = 0  # decode launches not yet reconciled
@@ -51,6 +53,7 @@ class Slot:
 
     def launched_prefill(self, num_tokens: int) -> None:
         """A prompt chunk was launched; after the last one the length is exact, not a bound."""
+        self.has_launched = True
         self.prefilled += num_tokens
         self.known_len = self.reserved_len = self.prefilled
 

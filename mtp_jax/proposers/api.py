@@ -28,6 +28,7 @@ class PrefillChunk:
     features_YTJ: Float[Array, "Y T J"]
     tokens_YX: Int[Array, "Y X"]  # X = T + lookahead
     start: Int[Array, " Y"]
+    is_first: Bool[Array, " Y"]  # the slot's first chunk; what lies before it was filled by another request
     num_tokens: Int[Array, " Y"]
     num_known: Int[Array, " Y"]
     live: Bool[Array, " Y"]

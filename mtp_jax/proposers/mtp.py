@@ -83,7 +83,7 @@ class Mtp:
             tokens_YT = chunk.tokens_YX[:, 1 + depth : 1 + depth + num_rows]
             _, recycled_YTD, draft_kv = model.draft(depth, tokens_YT, hidden_YTD, rows, draft_kv)
             hidden_YTD = recycled_YTD if model.family.chains_mtp_layers else hidden_YTD
-        started = replace(carry, num_fresh=jnp.where(chunk.start == 0, 0, carry.num_fresh))
+        started = replace(carry, num_fresh=jnp.where(chunk.is_first, 0, carry.num_fresh))
         keep = jnp.full_like(chunk.num_tokens, self.num_layers)
         rolled = roll_features(
             started, chunk.features_YTJ, chunk.tokens_YX[:, 1 : 1 + num_rows], chunk.num_tokens, keep

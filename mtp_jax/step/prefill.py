@@ -34,27 +34,28 @@ def prefill_step(
     A resumed request (preempted earlier) brings its known pending token: nothing is drawn again, and nothing emitted.
     `state` is donated. Rows with no tokens (`num_tokens` 0) are padding and change nothing.
     """
-    num_tokens = shape.chunk + program.proposer.lookahead
     prompt = PrefillInputs.unpack(
         packed_YX,
         num_stop_ids=program.num_stop_ids,
         list_sizes=program.list_sizes,
-        num_tokens=num_tokens,
+        max_model_len=state.history_BS.shape[1],
         agreed=agreed,
     )
     model = program.bind(weights)
     live = prompt.inputs.live
     row = jnp.arange(shape.chunk, dtype=jnp.int32)[None, :]
     rows = Rows(prompt.start, live, row < prompt.num_tokens[:, None], prompt.inputs.page_table_BP)
-    hidden_YTD, features_YTJ, kv = model.target(prompt.tokens_YT[:, : shape.chunk], rows, state.kv)
+    tokens_YX = prompt.tokens_from(0, shape.chunk + program.proposer.lookahead)
+    hidden_YTD, features_YTJ, kv = model.target(tokens_YX[:, : shape.chunk], rows, state.kv)
 
     # Padding rows point one past the last slot: read clipped, written nowhere.
     slot = jnp.where(live, prompt.slot, state.committed_len.shape[0])
     carry = jax.tree.map(lambda x: x.at[slot].get(mode="clip"), state.carry)
     chunk = PrefillChunk(
         features_YTJ=features_YTJ,
-        tokens_YX=prompt.tokens_YT,
+        tokens_YX=tokens_YX,
         start=prompt.start,
+        is_first=prompt.is_first,
         num_tokens=prompt.num_tokens,
         num_known=prompt.num_known,
         live=live,
@@ -68,22 +69,21 @@ def prefill_step(
     end = prompt.start + prompt.num_tokens
     is_resumed = prompt.pending_token != NO_TOKEN
     is_last = live & prompt.is_last
-    history_BS = with_tokens(state.history_BS, prompt.start, prompt.tokens_YT, prompt.num_tokens, slot)
-    history_YS = history_BS.at[slot].get(mode="clip")
+    history_BS = state.history_BS.at[slot].set(prompt.text_YS, mode="drop")
     sampling, vocab_size = prompt.inputs.sampling, program.family.vocab_size
     # The first token obeys the same rules as any other: seen from position end - 1, it is a step of one.
     slots = SlotView(
         committed_len=end - 1,
-        pending_token=jnp.take_along_axis(prompt.tokens_YT, last_row[:, None], axis=1)[:, 0],
+        pending_token=jnp.take_along_axis(tokens_YX, last_row[:, None], axis=1)[:, 0],
         live=is_last & ~is_resumed,
         draft_cap=jnp.zeros_like(end),
         num_positions=jnp.ones_like(end),
         limit=prompt.inputs.limit,
         page_table_BP=prompt.inputs.page_table_BP,
-        history_BS=history_YS,
+        history_BS=prompt.text_YS,
         sampling=sampling,
         noise_BWV=target_noise(sampling, end[:, None], vocab_size),
-        facts=token_facts(sampling, history_YS, end, vocab_size),
+        facts=token_facts(sampling, prompt.text_YS, end, vocab_size),
     )
     no_drafts = Drafts(tokens_BK=jnp.zeros((end.shape[0], 0), jnp.int32))
     text = texts_of_rows(slots, no_drafts)
@@ -99,7 +99,7 @@ def prefill_step(
         committed_len=jnp.where(is_last, end, 0),
         prompt_logprobs=prompt_logprobs(
             hidden_YTD,
-            _next_tokens(prompt, shape.chunk),
+            prompt.tokens_from(1, shape.chunk),
             model.unembed,
             prompt.needs_prompt_logprobs,
             program.max_logprobs,
@@ -117,10 +117,3 @@ def prefill_step(
         carry=jax.tree.map(lambda full, part: full.at[slot].set(part, mode="drop"), state.carry, carry),
     )
     return new_state, outputs
-
-
-def _next_tokens(prompt: PrefillInputs, chunk: int) -> Int[Array, "Y T"]:
-    """The token after each of the chunk's; after its last one the host says."""
-    row_1T = jnp.arange(chunk, dtype=jnp.int32)[None, :]
-    within_YT = jnp.roll(prompt.tokens_YT[:, :chunk], -1, axis=1)
-    return jnp.where(row_1T == prompt.num_tokens[:, None] - 1, prompt.next_token[:, None], within_YT)

@@ -4,6 +4,7 @@ Each check raises `CheckFailed`, with a sentence that names what does not add up
 and `check_trace` need nothing but records: they fit any engine that can say what a step did.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from mtp_jax.engine.group import Group
@@ -130,15 +131,17 @@ def check_trace(
 
 
 def check_pages(scheduler: Scheduler) -> None:
-    """The page books: what slots hold is what the pool gave out, nothing twice, and each slot can hold its bound."""
+    """The page books: slots hold what the pool gave out, shared only as it may be, and enough for their bounds."""
     pool, page_size = scheduler.pool, scheduler.config.cache.page_size
-    held = [page for slot in scheduler.slots for page in slot.pages]
-    _require(len(set(held)) == len(held), f"a page is held twice: {sorted(held)}")
-    _require(set(held) == pool.held, f"slots hold {sorted(held)}, the pool gave out {sorted(pool.held)}")
+    for slot in scheduler.slots:
+        _require(len(set(slot.pages)) == len(slot.pages), f"slot {slot.index} holds a page twice: {slot.pages}")
+    held = Counter(page for slot in scheduler.slots for page in slot.pages)
+    _require(dict(held) == pool.holders, f"slots hold {dict(held)}, the pool counts {pool.holders}")
     _require(
         pool.num_free + len(held) == pool.num_pages,
         f"{pool.num_free} free and {len(held)} held pages of {pool.num_pages}",
     )
+    _check_sharing(scheduler)
     _require(NULL_PAGE not in held, "the null page is held")
     _require(all(0 < page <= pool.num_pages for page in held), f"a page is outside 1..{pool.num_pages}: {held}")
     for slot in scheduler.slots:
@@ -156,6 +159,23 @@ def check_pages(scheduler: Scheduler) -> None:
             len(slot.pages) <= pages_for(most, page_size),
             f"slot {slot.index}: {len(slot.pages)} pages for at most {most} positions",
         )
+
+
+def _check_sharing(scheduler: Scheduler) -> None:
+    """A page has two holders only below what either may still write: where both begin with the same tokens."""
+    page_size = scheduler.config.cache.page_size
+    seen: dict[int, tuple[int, ...]] = {}
+    for slot in scheduler.slots:
+        for place, page in enumerate(slot.pages):
+            if scheduler.pool.holders[page] == 1:
+                continue
+            end = (place + 1) * page_size
+            text = tuple(slot.prompt[:end])
+            _require(
+                end < len(slot.prompt) + 1 and slot.prefilled >= end,
+                f"slot {slot.index} shares page {page}, which it may still write",
+            )
+            _require(seen.setdefault(page, text) == text, f"page {page} is shared by two texts")
 
 
 def check_seats(group: Group) -> None:

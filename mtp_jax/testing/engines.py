@@ -89,6 +89,7 @@ def restart(
     num_pages: int | None = None,
     max_model_len: int | None = None,
     near_limit: str = "row_cap",
+    prefix_caching: bool = True,
 ) -> Engine:
     """The engine with empty books over its compiled programs; the device keeps whatever earlier runs left there.
 
@@ -99,7 +100,11 @@ def restart(
     config = replace(
         config,
         readback_depth=readback_depth,
-        cache=replace(config.cache, num_pages=config.num_pages if num_pages is None else num_pages),
+        cache=replace(
+            config.cache,
+            num_pages=config.num_pages if num_pages is None else num_pages,
+            prefix_caching=prefix_caching,
+        ),
         max_model_len=config.max_model_len if max_model_len is None else max_model_len,
         speculative=replace(config.speculative, near_limit=near_limit),
     )

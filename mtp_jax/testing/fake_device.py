@@ -28,7 +28,10 @@ _STOP_ID = 100
 
 
 def numbered_request(number: int, *, prompt_len: int, max_tokens: int, stop_after: int | None = None) -> Request:
-    """A request whose text is known: see `text_token`. With `stop_after` its token of that index (from 0) is a stop."""
+    """A request whose text is known: see `text_token`. With `stop_after` its token of that index (from 0) is a stop.
+
+    Numbers that are equal modulo 100 have the same text, so such requests can share the pages of their prompts.
+    """
     prompt = tuple(text_token(number, position, None) for position in range(prompt_len))
     return Request(
         request_id=str(number),

@@ -121,9 +121,12 @@ class MeshModel:
         return shape
 
     def finish(self, max_steps: int = 10_000) -> None:
-        """Steps until the group agrees that nobody is alive; then nothing may be left of anything."""
+        """Steps until the group agrees that nobody is alive; then nothing may be left of anything.
+
+        A request may have come after its process said for the last time that it has none: the vote begins again for it.
+        """
         self.start()
-        while self.step() is not None:
+        while self.step() is not None or self.has_work:
             self.check()
             max_steps -= 1
             if max_steps == 0:

@@ -78,12 +78,12 @@ class HostMachine(RuleBasedStateMachine):
         prompt_len=st.integers(1, _MAX_MODEL_LEN - 1),
         max_tokens=st.integers(1, 20),
         stop_after=st.none() | st.integers(0, 12),
+        text=st.integers(0, 3),
     )
-    def submit(self, prompt_len: int, max_tokens: int, stop_after: int | None) -> None:
-        """One more request."""
-        request = numbered_request(
-            self.num_requests, prompt_len=prompt_len, max_tokens=max_tokens, stop_after=stop_after
-        )
+    def submit(self, prompt_len: int, max_tokens: int, stop_after: int | None, text: int) -> None:
+        """One more request; those of one text share the pages of their prompts."""
+        number = 100 * self.num_requests + text
+        request = numbered_request(number, prompt_len=prompt_len, max_tokens=max_tokens, stop_after=stop_after)
         self.host.submit(request)
         self.num_requests += 1
 

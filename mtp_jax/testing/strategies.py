@@ -4,6 +4,7 @@ Needs `hypothesis` (in the `test` extra); nothing else in `mtp_jax.testing` does
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -100,12 +101,17 @@ def requests(
 def batches(
     draw: st.DrawFn, vocab_size: int, *, max_model_len: int, min_size: int = 1, max_size: int = 5, max_tokens: int = 24
 ) -> tuple[Request, ...]:
-    """Several requests with ids "0", "1", ..."""
+    """Several requests with ids "0", "1", ...; some prompts begin as an earlier one does, for some way or all of it."""
     size = draw(st.integers(min_size, max_size))
-    return tuple(
-        draw(requests(vocab_size, max_model_len=max_model_len, max_tokens=max_tokens, request_id=str(index)))
-        for index in range(size)
-    )
+    batch: list[Request] = []
+    for index in range(size):
+        one = draw(requests(vocab_size, max_model_len=max_model_len, max_tokens=max_tokens, request_id=str(index)))
+        if batch and draw(st.booleans()):
+            earlier = draw(st.sampled_from(batch)).prompt
+            beginning = earlier[: draw(st.integers(0, len(earlier)))]
+            one = replace(one, prompt=(*beginning, *one.prompt)[: max_model_len - 1])
+        batch.append(one)
+    return tuple(batch)
 
 
 def draft_schedules(max_draft_len: int, *, max_size: int = 24) -> st.SearchStrategy[ScriptedDraftLen]:

@@ -47,7 +47,7 @@ def test_a_step_of_the_bundled_model_keeps_one_page_pool(shape: StepShape | Pref
     dtype = jnp.dtype("bfloat16")
     state = jax.eval_shape(lambda: init_state(program, config, dtype))
     placement = Placement()
-    packed = BatchBuilder(config, placement, lookahead=proposer.lookahead).idle_inputs(shape)
+    packed = BatchBuilder(config, placement).idle_inputs(shape)
     step = make_run(program, shape, placement, weight_specs=None, state_specs=None)
     compiled = compile_for("v5e", step, loaded.weights, state, packed, donate=(1,))
     layers = (*state.kv, *state.draft_kv)

@@ -64,7 +64,7 @@ def launch_of(decision: Decision) -> LaunchDecision:
 def test_decode_inputs_arrive_as_they_were_decided(
     params: list[SamplingParams], seeds: list[int], takes_part: list[bool]
 ) -> None:
-    batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
+    batch, slots = BatchBuilder(CONFIG, Placement()), SlotTable(4)
     seated = [
         slots.seat(state_of(str(i), (1, 2), params[i], seeds[i]), pages=list(range(3 * i + 1, 3 * i + 1 + i)))
         for i in range(3)
@@ -110,7 +110,7 @@ def test_decode_inputs_arrive_as_they_were_decided(
 
 def test_a_row_that_was_kept_follows_the_slot() -> None:
     """More pages, and another owner of the slot: neither is served from the row kept."""
-    batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
+    batch, slots = BatchBuilder(CONFIG, Placement()), SlotTable(4)
     first = slots.seat(state_of("a", (1,), SamplingParams(), 1), pages=[5])
 
     def table(slot: object) -> list[int]:
@@ -130,27 +130,34 @@ def test_a_row_that_was_kept_follows_the_slot() -> None:
 def test_prefill_inputs_arrive_with_the_tokens_ahead(
     prompt: tuple[int, ...], params: SamplingParams, data: st.DataObject
 ) -> None:
-    batch, slots = BatchBuilder(CONFIG, Placement(), lookahead=LOOKAHEAD), SlotTable(4)
+    batch, slots = BatchBuilder(CONFIG, Placement()), SlotTable(4)
     slot = slots.seat(state_of("a", prompt, params, 3), pages=[1, 2, 3])
     start = data.draw(st.integers(0, len(prompt) - 1))
     num_tokens = data.draw(st.integers(1, len(prompt) - start))
     slot.pending_token = data.draw(st.none() | st.integers(0, 9))
-    is_last = start + num_tokens == len(prompt)
-    decision = PrefillDecision(1, PrefillShape(16), 0, slot.admission, start, num_tokens, is_last, wants_logprobs=False)
+    is_first, is_last = data.draw(st.booleans()), start + num_tokens == len(prompt)
+    decision = PrefillDecision(
+        1, PrefillShape(16), 0, slot.admission, start, num_tokens, is_first, is_last, wants_logprobs=False
+    )
     packed = batch.build(launch_of(decision), [slots])
-    inputs = PrefillInputs.unpack(packed, num_stop_ids=3, list_sizes=CONFIG.list_sizes, num_tokens=16 + LOOKAHEAD)
-    facts = [inputs.slot, inputs.start, inputs.num_tokens, inputs.num_known, inputs.is_last, inputs.pending_token]
+    inputs = PrefillInputs.unpack(
+        packed, num_stop_ids=3, list_sizes=CONFIG.list_sizes, max_model_len=CONFIG.max_model_len
+    )
+    facts = [inputs.slot, inputs.start, inputs.num_tokens, inputs.num_known]
+    facts += [inputs.is_first, inputs.is_last, inputs.pending_token]
     expected = [
         0,
         start,
         num_tokens,
         len(prompt),
+        is_first,
         is_last,
         NO_TOKEN if slot.pending_token is None else slot.pending_token,
     ]
     assert [fact.tolist() for fact in facts] == [[fact] for fact in expected]
     ahead = prompt[start : start + num_tokens + LOOKAHEAD]
-    assert inputs.tokens_YT[0, : len(ahead)].tolist() == list(ahead)
+    assert inputs.tokens_from(0, 16 + LOOKAHEAD)[0, : len(ahead)].tolist() == list(ahead)
+    assert inputs.text_YS[0].tolist() == [*prompt, *[0] * (CONFIG.max_model_len - len(prompt))]
     assert inputs.inputs.live.tolist() == [True]
     assert inputs.inputs.page_table_BP[0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
     lists, num_biases = inputs.inputs.sampling.lists, int(inputs.inputs.sampling.num_biases_B[0])

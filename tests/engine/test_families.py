@@ -87,7 +87,7 @@ def test_a_step_keeps_one_page_pool(loaded: LoadedModel, shape: StepShape | Pref
         max_logprobs=config.max_logprobs,
     )
     placement = Placement()
-    batch = BatchBuilder(config, placement, lookahead=proposer.lookahead)
+    batch = BatchBuilder(config, placement)
     launcher = Launcher(program, loaded.weights, config, ShapeGrid.of(config), batch, placement, jnp.dtype("float32"))
     state = launcher._state
     pool_bytes = sum(array.nbytes for array in jax.tree.leaves((state.kv, state.draft_kv)))

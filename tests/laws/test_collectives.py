@@ -31,7 +31,7 @@ def collectives(text: str) -> Counter[str]:
 def silent(engine: Engine) -> Launcher:
     """The same steps without the vote; nothing is compiled."""
     program = replace(engine.program, is_voting=False)
-    batch = BatchBuilder(engine.config, engine.placement, lookahead=program.proposer.lookahead)
+    batch = BatchBuilder(engine.config, engine.placement)
     weights = engine.family.init_weights(jax.random.key(0), None)
     dtype = jnp.dtype("float32")
     return Launcher(program, weights, engine.config, engine.grid, batch, engine.placement, dtype)

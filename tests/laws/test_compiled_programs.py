@@ -114,5 +114,5 @@ def large_pool(method: str) -> Launcher:
     )
     weights = family.init_weights(jax.random.key(0), None)
     placement = Placement()
-    batch = BatchBuilder(config, placement, lookahead=proposer.lookahead)
+    batch = BatchBuilder(config, placement)
     return Launcher(program, weights, config, ShapeGrid.of(config), batch, placement, jnp.dtype("float32"))

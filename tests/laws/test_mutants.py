@@ -8,6 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
+from mtp_jax.engine.prefixes import PrefixPages
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.engine.slots import Slot, SlotTable
 from mtp_jax.testing.checks import CheckFailed
@@ -63,7 +64,8 @@ def keep_the_bound_of_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def give_pages_back_twice(patch: pytest.MonkeyPatch) -> None:
     def give_back(self: PagePool, pages: list[int]) -> None:
-        self._held.difference_update(pages)
+        for page in pages:
+            del self._holders[page]
         self._free.extend(pages)
         self._free.extend(pages[-1:])
 
@@ -135,6 +137,58 @@ def resume_without_the_last_known_token(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def preempted_request_goes_missing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "preempt", lambda self, slot: self._release(slot))
+
+
+@mutant
+def pages_of_a_prompt_are_found_before_they_are_written(patch: pytest.MonkeyPatch) -> None:
+    admit_next = Scheduler.admit_next
+
+    def admit_and_publish(self: Scheduler) -> bool:
+        is_seated = admit_next(self)
+        for slot in self.slots:
+            self.prefixes.publish(slot.page_keys, slot.pages[: len(slot.page_keys)])
+        return is_seated
+
+    patch.setattr(Scheduler, "admit_next", admit_and_publish)
+
+
+@mutant
+def a_page_that_is_not_full_yet_is_found(patch: pytest.MonkeyPatch) -> None:
+    decide_prefill = Scheduler._decide_prefill
+
+    def decide_and_publish(self: Scheduler, slot: Slot, *rest: object) -> object:
+        decision = decide_prefill(self, slot, *rest)  # type: ignore[arg-type]
+        num_begun = pages_for(slot.prefilled, self.config.cache.page_size)
+        keys = slot.page_keys[:num_begun]
+        self.prefixes.publish(keys, slot.pages[: len(keys)])
+        return decision
+
+    patch.setattr(Scheduler, "_decide_prefill", decide_and_publish)
+
+
+@mutant
+def the_first_holder_of_a_shared_page_takes_it_along(patch: pytest.MonkeyPatch) -> None:
+    def share(self: PagePool, pages: list[int]) -> None:
+        for page in pages:
+            self._idle.pop(page, None)
+            self._holders[page] = 1
+
+    patch.setattr(PagePool, "share", share)
+
+
+@mutant
+def a_page_is_found_after_it_was_given_to_another(patch: pytest.MonkeyPatch) -> None:
+    keep = PagePool.keep
+    patch.setattr(PagePool, "keep", lambda self, page, on_loss: keep(self, page, lambda: None))
+
+
+@mutant
+def a_key_knows_its_page_and_not_what_stands_before(patch: pytest.MonkeyPatch) -> None:
+    def keys(self: PrefixPages, tokens: list[int]) -> tuple[bytes, ...]:
+        starts = range(0, len(tokens) - self._page_size, self._page_size)
+        return tuple(bytes(tokens[start : start + self._page_size]) for start in starts)
+
+    patch.setattr(PrefixPages, "keys", keys)
 
 
 @pytest.mark.parametrize("plant", MUTANTS.values(), ids=list(MUTANTS))

@@ -74,6 +74,7 @@ def started(proposer: DraftProposer) -> Started:
         features_YTJ=jnp.ones((NUM_SLOTS, CHUNK, family.hidden_size)),
         tokens_YX=jnp.ones((NUM_SLOTS, CHUNK + proposer.lookahead), jnp.int32),
         start=jnp.zeros((NUM_SLOTS,), jnp.int32),
+        is_first=jnp.ones((NUM_SLOTS,), bool),
         num_tokens=jnp.full((NUM_SLOTS,), CHUNK, jnp.int32),
         num_known=jnp.full((NUM_SLOTS,), CHUNK, jnp.int32),
         live=jnp.ones((NUM_SLOTS,), bool),

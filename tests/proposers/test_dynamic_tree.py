@@ -51,7 +51,7 @@ def started() -> Started:
         table = jnp.asarray(PAGE_TABLE)
         rows = Rows(length * 0, live, jnp.ones((NUM_SLOTS, PROMPT_LEN), bool), table)
         _, features_YTJ, _ = model.target(jnp.asarray(tokens[:, :-1]), rows, kv)
-        chunk = PrefillChunk(features_YTJ, jnp.asarray(tokens), length * 0, length, length, live, table)
+        chunk = PrefillChunk(features_YTJ, jnp.asarray(tokens), length * 0, live, length, length, live, table)
         carry, draft_kv = base.prefill(model, carry, draft_kv, chunk)
         return base.finish_prefill(carry, jnp.asarray(tokens[:, -1]), live), draft_kv
 

@@ -43,7 +43,7 @@ def program() -> StepProgram:
 
 
 def batch_builder() -> BatchBuilder:
-    return BatchBuilder(CONFIG, Placement(), lookahead=program().proposer.lookahead)
+    return BatchBuilder(CONFIG, Placement())
 
 
 step = jax.jit(
@@ -63,7 +63,15 @@ def prefill(
     slot = slots.seat(RequestState(Request("a", PROMPT, params, 0), limit=len(PROMPT) + max_tokens - 1), [1, 2])
     slot.pending_token = pending_token
     decision = PrefillDecision(
-        1, PrefillShape(len(PROMPT)), 1, slot.admission, 0, num_tokens, num_tokens == len(PROMPT), wants_logprobs=False
+        number=1,
+        shape=PrefillShape(len(PROMPT)),
+        slot=1,
+        admission=slot.admission,
+        start=0,
+        num_tokens=num_tokens,
+        is_first=True,
+        is_last=num_tokens == len(PROMPT),
+        wants_logprobs=False,
     )
     state = init_state(program(), CONFIG, jnp.dtype("float32"))
     packed = batch_builder().build(LaunchDecision(1, decision.shape, (decision,)), [slots])
