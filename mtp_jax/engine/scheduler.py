@@ -1,12 +1,13 @@
 """Queues, admission, preemption, the step decision, reconciliation. Host facts only: no jax, no device values."""
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from mtp_jax.core.config import EngineConfig, FinishReason
+from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.shapes import PrefillShape, Shape, ShapeGrid, StepShape
 from mtp_jax.engine.decisions import Decision, PrefillDecision, SlotDecision, StepDecision
+from mtp_jax.engine.outcomes import Outcome, outcome_of
 from mtp_jax.engine.pages import OutOfPages, PagePool, pages_for
 from mtp_jax.engine.prefixes import PrefixPages
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus, StepRecord, add_per_position
@@ -326,7 +327,7 @@ class Scheduler:
             slot.reconciled_decode(decided.max_emitted, len(slot_result.tokens), slot_result.committed_len)
             add_per_position(drafted, slot_result.draft_depth)
             add_per_position(accepted, slot_result.num_accepted)
-            outcome = _outcome(slot.state.request, slot_result)
+            outcome = outcome_of(slot.state.request, slot_result)
             self._count(slot, result.decision, decided, outcome.kept)
             progress.append(self._emit(slot, outcome))
         accepted.extend([0] * (len(drafted) - len(accepted)))
@@ -342,7 +343,7 @@ class Scheduler:
         slot.state.take_prompt_logprobs(decision.start + 1, slot_result.prompt_logprobs)
         if not decision.is_last or slot.pending_token is not None:
             return []
-        return [self._emit(slot, _outcome(slot.state.request, slot_result))]
+        return [self._emit(slot, outcome_of(slot.state.request, slot_result))]
 
     def _count(self, slot: Slot, decision: StepDecision, decided: SlotDecision, result: SlotResult) -> None:
         num_drafted, num_accepted = result.num_drafted, result.num_accepted
@@ -371,7 +372,7 @@ class Scheduler:
                 )
             )
 
-    def _emit(self, slot: Slot, outcome: "_Outcome") -> Progress:
+    def _emit(self, slot: Slot, outcome: Outcome) -> Progress:
         state, kept = slot.state, outcome.kept
         state.tokens.extend(kept.tokens)
         state.logprobs.extend(kept.logprobs)
@@ -382,45 +383,6 @@ class Scheduler:
         return Progress(
             state.request.request_id, kept.tokens, state, outcome.finish_reason, outcome.stop_reason, outcome.error
         )
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What of a slot's result reaches its request, and whether the request ends with it."""
-
-    kept: SlotResult
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-
-
-def _outcome(request: Request, result: SlotResult) -> _Outcome:
-    try:
-        cut = request.watcher.feed(result.tokens) if request.watcher is not None else None
-    except Exception as error:  # a caller's code: it fails its own request, not the loop
-        return _Outcome(
-            _first_tokens(result, 0), FinishReason.REJECTED, error=f"The request's watcher raised {error!r}."
-        )
-    if cut is not None:
-        return _Outcome(_first_tokens(result, cut.num_tokens), FinishReason.STOP, cut.stop_reason)
-    if not result.finished:
-        return _Outcome(result)
-    last = result.tokens[-1]
-    if last not in request.stop_ids:
-        return _Outcome(result, FinishReason.LENGTH)
-    is_callers = last in (request.params.stop_token_ids or ())
-    return _Outcome(result, FinishReason.STOP, last if is_callers else None)
-
-
-def _first_tokens(result: SlotResult, num_tokens: int) -> SlotResult:
-    """The result as if the step had ended after that many tokens: what was cut off is in no count and no record."""
-    return replace(
-        result,
-        tokens=result.tokens[:num_tokens],
-        logprobs=result.logprobs[:num_tokens],
-        num_accepted=min(result.num_accepted, num_tokens),
-        committed_len=result.committed_len - len(result.tokens[num_tokens:]),
-    )
 
 
 def _check_result(slot: Slot, decided: SlotDecision, result: SlotResult) -> None:
