@@ -156,6 +156,8 @@ class RequestState:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # of its second token on
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    page_keys: tuple[bytes, ...] = ()  # of the first `num_keyed` tokens' pages that may be shared
+    num_keyed: int = 0
 
     @property
     def known_tokens(self) -> list[int]:

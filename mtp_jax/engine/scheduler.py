@@ -125,7 +125,10 @@ class Scheduler:
         """Keys of the pages that the request may find filled; none if each of its prompt's tokens is to be scored."""
         if not self.config.cache.prefix_caching or state.request.params.prompt_logprobs is not None:
             return ()
-        return self.prefixes.keys(state.known_tokens)
+        tokens = state.known_tokens
+        if state.num_keyed != len(tokens):  # not again for each launch that it waits for pages
+            state.num_keyed, state.page_keys = len(tokens), self.prefixes.keys(tokens)
+        return state.page_keys
 
     def find_prefix(self) -> None:
         """Looks again for pages of the prompt that is next: requests seated together may begin alike.
