@@ -56,7 +56,7 @@ def run(options: Namespace) -> None:
     use_compile_cache(options.compile_cache)
     team, mesh = team_and_mesh(options)
     speculative = gated_config(options)
-    model = load(options)
+    model = load(Namespace(**{**vars(options), "mesh": mesh}))
     template_file = None if options.chat_template is None else Path(options.chat_template)
     template = load_template(model.folder, template_file)
     if template_file is not None and model.tokenizer is None:
