@@ -134,9 +134,21 @@ def test_drafts_of_flat_laws_are_often_right() -> None:
     assert np.mean(first) > 0.3  # by the noise of draft ids it would be about 1 in 24
 
 
+def test_b06_a_zero_for_good_clears_the_drafts() -> None:
+    one = request("a", (5, 1, 4, 2), temperature=0.0, max_tokens=20)
+    running = restart(ENGINE(), policy=ScriptedDraftLen((3, 3, 0)))
+    run = run_plan(running, [one])
+    assert_plain([one], run)
+    state = run.finished["a"].state
+    assert state.metrics.draft_lens[:3] == [3, 3, 0]
+    assert not any(state.metrics.draft_lens[3:])
+    assert state.metrics.num_draft_tokens == sum(len(record.drafts) for record in state.records[:2]) > 0
+    assert all(record.drafts == () and len(record.emitted) == 1 for record in state.records[2:])
+
+
 @pytest.mark.parametrize("wishes", [(3,), (0,), (2, 0, 1)], ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 12])
-def test_b01_b06_pages_are_whole_up_to_the_limit_and_untouched_beyond(num_tokens: int, wishes: tuple[int, ...]) -> None:
+def test_b01_pages_are_whole_up_to_the_limit_and_untouched_beyond(num_tokens: int, wishes: tuple[int, ...]) -> None:
     prompt = (5, 1, 4, 2, 2, 3)
     one = request("a", prompt, temperature=0.0, max_tokens=num_tokens)
     running = restart(ENGINE(), policy=ScriptedDraftLen(wishes), num_pages=10)  # as many as the longest text has
