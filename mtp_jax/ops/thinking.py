@@ -12,15 +12,10 @@ def is_thinking(text: RowText, begin_end_B2: Int[Array, "B 2"]) -> Bool[Array, "
     Never with `NO_TOKEN` marks, or where the text has neither. Since nothing but the text is asked, chunks of a prompt,
     preemption and drafts that fell leave no trace.
 
-    >>> from mtp_jax.core.config import SamplingParams
-    >>> from mtp_jax.core.types import Drafts
-    >>> from mtp_jax.ops.row_text import texts_of_rows
-    >>> from mtp_jax.testing.rows import sampling_rows, slot_view
-    >>> history = jnp.array([[1, 5, 5, 0]])  # 1 begins, 2 ends
-    >>> slots = slot_view(
-    ...     sampling_rows(SamplingParams()), vocab_size=8, draft_len=2, committed_len=[2], history_BS=history
-    ... )
-    >>> is_thinking(texts_of_rows(slots, Drafts(jnp.array([[5, 2]]))), jnp.array([[1, 2]])).tolist()
+    >>> history, drafts = jnp.array([[1, 5, 5, 0]]), jnp.array([[5, 2]])  # 1 begins, 2 ends
+    >>> is_before = jnp.array([[[False, False], [True, False], [True, True]]])
+    >>> text = RowText(history, jnp.array([3]), drafts, is_before, facts=None)
+    >>> is_thinking(text, jnp.array([[1, 2]])).tolist()
     [[True, True, False]]
     """
     num_drafts, capacity = text.drafts_BK.shape[1], text.history_BS.shape[1]

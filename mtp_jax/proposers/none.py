@@ -9,13 +9,7 @@ from mtp_jax.proposers.method import Method
 
 
 def no_drafts(slots: SlotView) -> Drafts:
-    """Zero drafts for every slot.
-
-    >>> from mtp_jax.core.config import SamplingParams
-    >>> from mtp_jax.testing.rows import sampling_rows, slot_view
-    >>> no_drafts(slot_view(sampling_rows(SamplingParams()), vocab_size=4, draft_len=0)).tokens_BK.shape
-    (1, 0)
-    """
+    """Zero drafts for every slot: `tokens_BK` of shape (B, 0)."""
     return Drafts(tokens_BK=jnp.zeros((slots.live.shape[0], 0), jnp.int32))
 
 

@@ -30,12 +30,12 @@ PROPOSERS: dict[str, dict[str, Any]] = {
 """Ways to draft beside the plain MTP layer."""
 
 
-def engine_on(data: int, model: int, family: ToyFamily = FAMILY, **drafting: Any) -> Engine:
+def engine_on(data: int, model: int, family: ToyFamily = FAMILY, *, max_draft_len: int = 3, **drafting: Any) -> Engine:
     return toy_engine(
         family,
         data=data,
         model=model,
-        max_draft_len=3,
+        max_draft_len=max_draft_len,
         max_num_seqs=max(data, 2),
         max_model_len=32,
         page_size=4,
@@ -59,6 +59,14 @@ def test_a_mesh_gives_the_tokens_of_plain_decoding(engine: Engine, data: st.Data
 @given(data=st.data())
 def test_so_it_does_however_drafts_are_made(drafting: dict[str, Any], data: st.DataObject) -> None:
     assert_tokens_are_plain(engine_on(2, 2, SMALL_VOCABULARY, **drafting), data)
+
+
+@pytest.mark.long
+@settings(max_examples=10)
+@given(data=st.data())
+def test_so_it_does_with_a_layer_for_each_draft(data: st.DataObject) -> None:
+    family = ToyFamily(vocab_size=16, num_mtp_layers=2)
+    assert_tokens_are_plain(engine_on(2, 2, family, max_draft_len=2), data)
 
 
 def assert_tokens_are_plain(engine: Engine, data: st.DataObject) -> None:
