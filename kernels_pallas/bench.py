@@ -1,10 +1,11 @@
 """Paged attention on an NVIDIA Hopper GPU: is it right, and how near is it to the card's limits.
 
-    python -m kernels_pallas.bench [--only SUBSTRING] [--checks] [--times] [--budget SECONDS]
+    python -m kernels_pallas.bench [--only SUBSTRING] [--checks] [--times] [--peer] [--budget SECONDS]
 
-Every variant runs in a process of its own, so a failure or a hang costs that variant only; programs are compiled side
-by side, the GPU is used by one process at a time. Times are medians over programs that call the kernel many times on
-input sets that rotate past the L2 cache. Prints a table; the last line is JSON.
+The card's own rates are measured first, with nothing else running. Every case runs in a process of its own, so a
+failure or a hang costs that case only; programs are compiled side by side, the GPU is used by one process at a time.
+Times are the kernels' own by the profiler, in programs that call them many times on input sets that rotate past the L2
+cache. Prints a table; the last line is JSON.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 from dataclasses import asdict
 
-from kernels_pallas.bench_cases import CHECKS, TIMES, Case
+from kernels_pallas.bench_cases import CEILINGS, CHECKS, PEERS, TIMES, Case
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], help="run cases whose name holds one of these")
     parser.add_argument("--checks", action="store_true", help="correctness only")
     parser.add_argument("--times", action="store_true", help="times only")
+    parser.add_argument("--peer", action="store_true", help="FlashInfer on the same shapes, too")
     parser.add_argument("--budget", type=float, default=235.0, help="seconds after which what still runs is stopped")
     parser.add_argument("--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -35,17 +37,24 @@ def main(argv: list[str] | None = None) -> int:
 
         print(json.dumps(bench_run.run_case(Case.of(json.loads(args.case)), args.lock)), flush=True)
         return 0
-    cases = selected(args.only, checks=not args.times, times=not args.checks)
-    results = run_all(cases, args.jobs, args.budget)
+    cases = selected(args.only, checks=not args.times, times=not args.checks, peers=args.peer)
+    results = run_beside_ceilings(cases, args.jobs, args.budget)
     print_tables(results)
     print(json.dumps(results))
     return 0 if all("error" not in result for result in results) else 1
 
 
-def selected(only: list[str], *, checks: bool, times: bool) -> list[Case]:
+def selected(only: list[str], *, checks: bool, times: bool, peers: bool = False) -> list[Case]:
     """The checks, the timed cases or both; of them those whose name holds one of `only`, or all if it is empty."""
-    cases = [*(CHECKS if checks else ()), *(TIMES if times else ())]
+    cases = [*(CHECKS if checks else ()), *(TIMES if times else ()), *(PEERS if times and peers else ())]
     return [case for case in cases if not only or any(part in case.name for part in only)]
+
+
+def run_beside_ceilings(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:
+    """`run_all`, and the card's own rates before it if anything is timed."""
+    started = time.monotonic()
+    ceilings = run_all([CEILINGS], 1, budget_s) if any(case.kind != "check" for case in cases) else []
+    return ceilings + run_all(cases, num_jobs, budget_s - (time.monotonic() - started))
 
 
 def run_all(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:
@@ -77,7 +86,9 @@ def run_all(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:
 def _start(case: Case, folder: str):
     log = os.path.join(folder, case.name.replace("/", "_").replace(" ", "_"))
     environment = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    if case.kind != "ceilings":  # whose product must be the best there is
+    if case.kind == "peer":
+        environment["JAX_PLATFORMS"] = "cpu"  # the card is PyTorch's in that process
+    elif case.kind != "ceilings":  # whose product must be the best there is
         # Autotuning would use the GPU while another case is timed on it.
         environment["XLA_FLAGS"] = environment.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
     command = [

@@ -11,7 +11,7 @@ class Case:
     """One shape with one tile configuration. `tile` holds (field, value) pairs that differ from the default."""
 
     name: str
-    kind: str  # "check" | "time" | "ceilings"
+    kind: str  # "check" | "time" | "peer" | "write" | "dense" | "ceilings"
     num_slots: int = 64
     num_rows: int = 1
     num_q_heads: int = 32
@@ -74,25 +74,20 @@ SHAPES = {
     "mla128 W1 ragged": replace(_MLA128, lengths="ragged"),
 }
 
-_REGISTERS, _CHAINS = ("register_channels", 256), ("score_chains", 2)
-_VARIANTS: dict[str, list[tuple[tuple[str, int], ...]]] = {
-    "mla16 W1": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
-    "mla16 W4": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
-    "mla16 W4 ragged": [(_REGISTERS, _CHAINS)],
-    "mla128 W1": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
-    "mla128 W4": [(_REGISTERS,), (_CHAINS,), (_REGISTERS, _CHAINS)],
-    "mla128 W1 ragged": [(_REGISTERS, _CHAINS)],
+CHUNKS = {
+    "gqa chunk of 1024": replace(_GQA, num_slots=1, num_rows=1024, context=1024),
+    "gqa chunk of 512 at 4096": replace(_GQA, num_slots=4, num_rows=512, context=4608),
+    "mla16 chunk of 512 at 4096": replace(_MLA16, num_slots=4, num_rows=512, context=4608),
 }
 
 
 def _timed() -> list[Case]:
-    cases = [Case("ceilings", "ceilings")]
-    for name, shape in SHAPES.items():
+    cases = [replace(shape, name=name) for name, shape in SHAPES.items()]
+    for name, shape in CHUNKS.items():
         cases.append(replace(shape, name=name))
-    for name, tiles in _VARIANTS.items():
-        for tile in tiles:
-            suffix = " ".join(f"{field}={value}" for field, value in tile)
-            cases.append(replace(SHAPES[name], name=f"{name} {suffix}", tile=tile))
+        if not shape.is_latent:
+            cases.append(replace(shape, name=f"{name} cudnn", kind="dense"))
+    cases += [replace(SHAPES[name], name=f"{name} write", kind="write") for name in ("gqa W4", "mla16 W4")]
     return cases
 
 
@@ -184,4 +179,6 @@ CHECKS: list[Case] = [
     replace(_CHECK, name="check gqa W3 page16 tree float32", num_rows=3, page_size=16, is_tree=True, dtype="float32"),
 ]
 TIMES: list[Case] = _timed()
-CASES: dict[str, Case] = {case.name: case for case in [*CHECKS, *TIMES]}
+PEERS: list[Case] = [replace(shape, name=f"{name} flashinfer", kind="peer") for name, shape in SHAPES.items()]
+CEILINGS = Case("ceilings", "ceilings")
+CASES: dict[str, Case] = {case.name: case for case in [*CHECKS, *TIMES, *PEERS]}

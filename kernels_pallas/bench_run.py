@@ -1,11 +1,6 @@
 """One case of the kernel benchmark, in its own process: compiles, then takes the GPU for itself."""
 
-import fcntl
 import functools
-import glob
-import signal
-import statistics
-import tempfile
 import time
 import traceback
 from dataclasses import replace
@@ -15,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.bench_cases import Case
+from kernels_pallas.bench_draws import draw_lengths, draw_tables, draw_tree
+from kernels_pallas.bench_gpu import Gpu, device_times, median_time
 from kernels_pallas.paged_attention import mosaic_gpu
 from kernels_pallas.paged_attention.contract import PagedAttentionConfig
 from kernels_pallas.paged_attention.mosaic_gpu_tile import tuned_tile
 from kernels_pallas.paged_attention.reference import paged_attention_reference
 
-_GPU_SECONDS = 45  # longer than any case takes: what is still on the GPU then, hangs
 _CALLS = 12  # kernel calls in one timed program
 _NUM_RANDOM = 17  # random draws a check makes
 
@@ -29,69 +25,14 @@ def run_case(case: Case, lock: str) -> dict:
     """The case's numbers, or {"error": why}."""
     name = case.name
     try:
-        if case.kind == "ceilings":
-            return {"name": name, **measure_ceilings(lock)}
-        return {"name": name, **(check(case, lock) if case.kind == "check" else measure(case, lock))}
+        if case.kind == "peer":
+            from kernels_pallas.bench_peer import measure_peer  # needs packages that only it needs
+
+            return {"name": name, **measure_peer(case, lock)}
+        return {"name": name, **_KINDS[case.kind](case, lock)}
     except Exception as error:
         traceback.print_exc()
         return {"name": name, "error": f"{type(error).__name__}: {str(error)[:600]}"}
-
-
-class _Gpu:
-    """The GPU, for one process at a time. A process that stays too long is ended by its own alarm."""
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def __enter__(self):
-        self.file = open(self.path, "w")
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-        signal.alarm(_GPU_SECONDS)
-
-    def __exit__(self, *_):
-        signal.alarm(0)
-        self.file.close()
-
-
-def draw_lengths(case: Case, seed: int) -> np.ndarray:
-    """Committed lengths: all equal, log-uniform from 1/16 of the context to four times it, or every edge there is."""
-    rng = np.random.default_rng(seed)
-    if case.lengths == "uniform":
-        return np.full(case.num_slots, case.context - case.num_rows, np.int32)
-    if case.lengths == "ragged":
-        lengths = np.exp(rng.uniform(np.log(case.context / 16), np.log(case.context * 4), case.num_slots))
-        return np.maximum(lengths.astype(np.int32) - case.num_rows, 0)
-    z, last = case.page_size, case.pages_per_slot * case.page_size - case.num_rows
-    edges = [-1, 0, 1, z - 1, z, z + 1, 64, 127, 3 * z - case.num_rows, 2 * z - 1, last]
-    lengths = np.array([*edges, *rng.integers(0, last, case.num_slots)])[: case.num_slots] if seed == 0 else None
-    if lengths is None:
-        lengths = np.where(rng.random(case.num_slots) < 0.15, -1, rng.integers(0, last + 1, case.num_slots))
-    return np.clip(lengths, -1, last).astype(np.int32)
-
-
-def draw_tables(case: Case, lengths: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """(page table, number of pages): pages in random order; entries that no position needs name no page at all."""
-    pages_per_slot = case.pages_per_slot
-    needed = np.where(lengths >= 0, -(-(lengths + case.num_rows) // case.page_size), 0)
-    rng = np.random.default_rng(seed)
-    ids = rng.permutation(int(needed.sum())) + 1
-    table = rng.integers(-5, 0, (case.num_slots, pages_per_slot)).astype(np.int32)
-    taken = 0
-    for slot, count in enumerate(needed):
-        table[slot, :count] = ids[taken : taken + count]
-        taken += count
-    return table, int(needed.sum()) + 1
-
-
-def draw_tree(case: Case, seed: int) -> np.ndarray:
-    """Ancestor bits of one random tree a slot."""
-    rng = np.random.default_rng(seed)
-    bits = np.zeros((case.num_slots, case.num_rows), np.uint32)
-    for slot in range(case.num_slots):
-        for row in range(case.num_rows):
-            parent = bits[slot, rng.integers(0, row)] if row else np.uint32(0)
-            bits[slot, row] = np.uint32(1 << row) | parent
-    return bits
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -172,7 +113,7 @@ def check(case: Case, lock: str) -> dict:
     expect_values = expect.lower(q, k, v, *rest).compile()
     expect_spread = expect.lower(q, k, absolute, *rest).compile()
     right, worst, worst_cosine, first_wrong = 0, 0.0, 0.0, ""
-    with _Gpu(lock):
+    with Gpu(lock):
         for seed in range(_NUM_RANDOM):
             arrays = _poisoned(case, num_pages, seed)
             out = np.asarray(compiled(*arrays).astype(jnp.float32))
@@ -239,8 +180,9 @@ def measure(case: Case, lock: str) -> dict:
     compile_s = time.monotonic() - start
     total = int((lengths + case.num_rows).sum())
     num_bytes = total * 2 * case.num_kv_heads * (case.k_channels + (0 if case.is_latent else case.v_channels))
-    num_ops = 2 * total * case.num_rows * case.num_q_heads * (case.k_channels + case.v_channels)
-    with _Gpu(lock):
+    num_pairs = int((lengths * case.num_rows).sum()) + case.num_slots * case.num_rows * (case.num_rows + 1) // 2
+    num_ops = 2 * num_pairs * case.num_q_heads * (case.k_channels + case.v_channels)
+    with Gpu(lock):
         queries = [_normal(jax.random.key(call), q.shape) for call in range(_CALLS)]
         sets = [
             tuple(
@@ -253,13 +195,13 @@ def measure(case: Case, lock: str) -> dict:
         is_right, max_error, cosine = _check_slots(config, (queries[0], *sets[0]), *arrays, out)
         seconds = median_time(lambda: compiled(queries, sets, *arrays)) / _CALLS
         kernels = device_times(lambda: compiled(queries, sets, *arrays), _CALLS)
-    device_us = sum(kernels.values()) if isinstance(kernels, dict) else None
+    us = sum(kernels.values())
     result = {
-        "us": seconds * 1e6,
-        "device_us": device_us,
+        "us": us,
+        "host_us": seconds * 1e6,
         "device": jax.devices()[0].device_kind,
-        "TBps": num_bytes / seconds / 1e12,
-        "TFLOPs": num_ops / seconds / 1e12,
+        "TBps": num_bytes / us / 1e6,
+        "TFLOPs": num_ops / us / 1e6,
         "max_error": max_error,
         "cosine": cosine,
         "kernels": kernels,
@@ -267,9 +209,7 @@ def measure(case: Case, lock: str) -> dict:
         "tile": str(tile),
     }
     if not is_right:
-        result["error"] = (
-            f"wrong: largest error {max_error}, cosine distance {cosine}; {seconds * 1e6:.1f} us {kernels}"
-        )
+        result["error"] = f"wrong: largest error {max_error}, cosine distance {cosine}; {us:.1f} us {kernels}"
     return result
 
 
@@ -284,57 +224,92 @@ def _check_slots(config, arrays, table, lengths, out):
     return compare(out[slots], np.asarray(expected), np.asarray(spread))
 
 
-_REPEATS = 20  # programs launched back to back: the wait for the last one is a hundredth of them
-
-
-def median_time(call, groups: int = 5, warm: int = 2) -> float:
-    """Seconds that a call of a compiled program takes, many of them in a row."""
-    for _ in range(warm):
-        jax.block_until_ready(call())
-    times = []
-    for _ in range(groups):
-        start = time.perf_counter()
-        for _ in range(_REPEATS):
-            out = call()
-        jax.block_until_ready(out)
-        times.append((time.perf_counter() - start) / _REPEATS)
-    return statistics.median(times)
-
-
-def device_times(call, num_calls: int) -> dict | str:
-    """Microseconds a kernel call by kernel, from the profiler; a sentence if it cannot say."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
-                jax.block_until_ready(call())
-            [file] = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-            totals: dict[str, float] = {}
-            for plane in jax.profiler.ProfileData.from_file(file).planes:
-                if "/device:GPU" not in plane.name:
-                    continue
-                for line in plane.lines:
-                    if not line.name.startswith("Stream"):
-                        continue
-                    for event in line.events:
-                        totals[event.name[:40]] = totals.get(event.name[:40], 0.0) + event.duration_ns / 1e3
-        return {name: round(us / num_calls, 2) for name, us in sorted(totals.items(), key=lambda kv: -kv[1])[:6]}
-    except Exception as error:
-        return f"no profile: {type(error).__name__}: {str(error)[:100]}"
-
-
-def measure_ceilings(lock: str) -> dict:
-    """The card's own rates: copy (bytes read and written) and a bf16 matrix product."""
+def measure_ceilings(case: Case, lock: str) -> dict:  # noqa: ARG001 - of the card
+    """The card's own rates: copy (bytes read and written, the better of two ways) and a bf16 matrix product."""
     elements = 1 << 29  # 2 GiB of float32
-    copy = jax.jit(lambda x: x + 1)
     product = jax.jit(lambda a, b: a @ b)
-    with _Gpu(lock):
+    with Gpu(lock):
         x = _normal(jax.random.key(0), (elements // 4096, 4096), "float32")
-        copy_s = median_time(lambda: copy(x))
+        copies = {}
+        for name, copy in {"add": jax.jit(lambda x: x + 1), "copy": jax.jit(jnp.copy)}.items():
+            median_time(lambda copy=copy: copy(x), groups=1)
+            copies[name] = 8 * elements / sum(device_times(lambda copy=copy: copy(x), 1, groups=5).values()) / 1e6
         a, b = (_normal(jax.random.key(i), (8192, 8192)) for i in (1, 2))
         product_s = median_time(lambda: product(a, b))
+        product_us = sum(device_times(lambda: product(a, b), 1, groups=5).values())
     return {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "copy_TBps": round(8 * elements / copy_s / 1e12, 3),
-        "matmul_TFLOPs": round(2 * 8192**3 / product_s / 1e12, 1),
+        "copy_TBps": round(max(copies.values()), 3),
+        "copies": {name: round(rate, 3) for name, rate in copies.items()},
+        "matmul_TFLOPs": round(2 * 8192**3 / product_us / 1e6, 1),
+        "matmul_in_a_row_TFLOPs": round(2 * 8192**3 / product_s / 1e12, 1),
     }
+
+
+def measure_write(case: Case, lock: str) -> dict:
+    """The write of a step's new rows into the pools, as XLA's scatter: what a kernel that writes them would save."""
+    lengths = draw_lengths(case, 0)
+    table, num_pages = draw_tables(case, lengths, 1)
+    position = lengths[:, None] + np.arange(case.num_rows)
+    ids = np.take_along_axis(table, position // case.page_size, axis=1)
+    _, k, v, *_ = _shapes(case, num_pages)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def program(pools, rows, ids, offsets):
+        return [pool.at[ids, offsets].set(row, mode="drop") for pool, row in zip(pools, rows, strict=True)]
+
+    shapes = [shape for shape in (k, v) if shape is not None] * 2
+    with Gpu(lock):
+        pools = [_normal(jax.random.key(i), shape.shape) for i, shape in enumerate(shapes)]
+        rows = [_normal(jax.random.key(9), (*position.shape, *shape.shape[2:])) for shape in shapes]
+        addresses = jnp.asarray(ids), jnp.asarray(position % case.page_size)
+
+        def call():
+            pools[:] = program(pools, rows, *addresses)
+            return pools
+
+        seconds = median_time(call) / 2
+        kernels = device_times(call, 2)
+    us = sum(kernels.values())
+    num_bytes = 2 * sum(row.nbytes for row in rows) // 2
+    return {"us": us, "host_us": seconds * 1e6, "TBps": num_bytes / us / 1e6, "TFLOPs": 0.0, "max_error": 0.0} | {
+        "kernels": kernels
+    }
+
+
+def measure_dense(case: Case, lock: str) -> dict:
+    """cuDNN through `jax.nn` on a chunk's rows, with keys and values side by side: no pages, all rows see all keys.
+
+    Where the chunk is the whole context, causally.
+    """
+    is_whole = case.context == case.num_rows
+    shape = (case.num_slots, case.context, case.num_kv_heads, case.k_channels)
+    queries = (case.num_slots, case.num_rows, case.num_q_heads, case.k_channels)
+
+    @jax.jit
+    def program(q, k, v):
+        attend = functools.partial(jax.nn.dot_product_attention, is_causal=is_whole, implementation="cudnn")
+        return [attend(x, k, v) for x in q]
+
+    with Gpu(lock):
+        q = [_normal(jax.random.key(i), queries) for i in range(4)]
+        k, v = (_normal(jax.random.key(10 + i), shape) for i in range(2))
+        seconds = median_time(lambda: program(q, k, v)) / 4
+        kernels = device_times(lambda: program(q, k, v), 4)
+    us = sum(kernels.values())
+    num_pairs = case.num_slots * case.num_rows * ((case.num_rows + 1) / 2 if is_whole else case.context)
+    num_ops = 2 * num_pairs * case.num_q_heads * (case.k_channels + case.v_channels)
+    return {"us": us, "host_us": seconds * 1e6, "TBps": 2 * k.nbytes / us / 1e6, "TFLOPs": num_ops / us / 1e6} | {
+        "max_error": 0.0,
+        "kernels": kernels,
+    }
+
+
+_KINDS = {
+    "check": check,
+    "time": measure,
+    "ceilings": measure_ceilings,
+    "write": measure_write,
+    "dense": measure_dense,
+}

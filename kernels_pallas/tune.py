@@ -60,7 +60,7 @@ def best_entries(shapes: list[Case], results: dict[str, dict[str, Any]]) -> tupl
         for options in zip(*map(candidates, group), strict=True):
             found = [results[case.name] for case in options]
             if all("us" in result and "error" not in result for result in found):
-                totals[options[0].tile] = sum(result["device_us"] or result["us"] for result in found)
+                totals[options[0].tile] = sum(result["us"] for result in found)
         if totals:
             best = min(totals, key=lambda tile: totals[tile])
             entries.append({"key": json.loads(key), "tile": dict(best), "us": round(totals[best] / len(group), 1)})
@@ -72,11 +72,7 @@ def candidates(shape: Case) -> list[Case]:
     problem = shape.problem()
     default = default_tile(problem)
     if is_wide(problem):
-        grid = [
-            {"block": 32, "num_stages": default.num_stages, "early_channels": early, "overhead": overhead}
-            for early in (320, 448, 544)
-            for overhead in (2, 4, 8)
-        ]
+        grid = [{"overhead": overhead} for overhead in (1, 2, 3, 5)]
     else:
         grid = [
             {"block": block, "num_stages": stages, "overhead": overhead * 128 // block}

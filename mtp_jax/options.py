@@ -6,12 +6,14 @@ from inspect import Parameter, signature
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from kernels_pallas.paged_attention import select_backend
 from mtp_jax.acceptance.registry import rule_of
 from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
+from mtp_jax.models.moe_backend import with_moe_backend
 from mtp_jax.policies.registry import POLICIES
 from mtp_jax.proposers.registry import check_method
 
@@ -25,6 +27,7 @@ def engine_config(
     block_size: int = 16,
     num_kv_blocks: int | None = None,
     attention_backend: str = "auto",
+    moe_backend: str = "reference",
     mesh: Mapping[str, int] | None = None,
     async_scheduling: bool = True,
     readback_depth: int = 1,
@@ -39,6 +42,7 @@ def engine_config(
             raise ConfigError(f"{name} is {value!r}; it must be True or False.")
     if numerics != "fast":
         raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
+    with_moe_backend(family, moe_backend, jnp.dtype("bfloat16"))  # the engine knows the dtype, and asks again
     if isinstance(speculative_config, Mapping):
         speculative_config = speculative_from(speculative_config)
     if not isinstance(speculative_config, SpeculativeConfig | None):
@@ -57,6 +61,7 @@ def engine_config(
         cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks, prefix_caching=enable_prefix_caching),
         speculative=speculative_config or SpeculativeConfig(method=None),
         attention_backend=_backend(attention_backend),
+        moe_backend=moe_backend,
         prefill_chunk=prefill_chunk,
         readback_depth=readback_depth,
         seed=seed,

@@ -24,6 +24,8 @@ def test_an_unknown_option_is_named_before_the_model_is_looked_for() -> None:
         ("enable_prefix_caching", 1),
         ("numerics", "invariant"),
         ("attention_backend", "fastest"),
+        ("moe_backend", "fastest"),
+        ("moe_backend", "mosaic_gpu"),  # a model without experts
         ("max_model_len", 10**6),
     ],
 )

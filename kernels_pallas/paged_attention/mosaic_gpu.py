@@ -45,7 +45,8 @@ def supports(problem: Problem) -> str | None:
     if problem.dtype == "float32":
         bytes_needed = 64 * 4 * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) + 8 * 1024
     else:
-        bytes_needed = smem_bytes(problem, replace(default_tile(problem), num_stages=2))
+        default = default_tile(problem)
+        bytes_needed = smem_bytes(problem, default if is_wide(problem) else replace(default, num_stages=2))
     if bytes_needed > SMEM_BYTES:
         return f"{problem.k_channels} key channels: two blocks of context do not fit into shared memory."
     return None
@@ -78,9 +79,6 @@ def make_layout(problem: Problem, num_pages: int, tile: TileConfig) -> Layout:
         min_share=tile.min_share,
         slack=tile.slack,
         num_ctas=tile.num_ctas,
-        early_channels=tile.early_channels,
-        register_channels=tile.register_channels,
-        score_chains=tile.score_chains,
     )
 
 

@@ -27,12 +27,12 @@ from kernels_pallas.paged_attention.mosaic_gpu_common import (
     note_cut,
     part_rows,
     part_types,
-    produce,
+    produce_whole_blocks,
     refs_from,
     unmasked_end,
     visible,
 )
-from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, for_each_part
+from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, Share, for_each_part, own_share
 
 _SWIZZLE = 128
 MAX_V_CHANNELS = 256
@@ -59,15 +59,16 @@ def attend(
         gmem = refs_from(refs, has_bits=bits is not None, is_latent=v is None)
         if interpret is None:
             plgpu.griddepcontrol_launch_dependents()  # the combine may come as soon as there is room
+        share = own_share(layout, gmem.lens, lax.axis_index("cta"))
         warpgroup = lax.axis_index("wg")
 
         @pl.when(warpgroup == _CONSUMER)
         def _():
-            _Consumer(layout, scale, gmem, scratch, interpret is not None).run()
+            _Consumer(layout, scale, gmem, scratch, interpret is not None).run(share)
 
         @pl.when(warpgroup == _PRODUCER)
         def _():
-            produce(layout, gmem, scratch)
+            produce_whole_blocks(layout, gmem, share, scratch)
 
     body.__name__ = "paged_attention_mosaic_gpu"
     transforms = (plgpu.TilingTransform((8, COLUMNS)), plgpu.SwizzleTransform(_SWIZZLE))
@@ -111,13 +112,13 @@ class _Consumer:
         self.scale_log2 = scale * math.log2(math.e)
         self.cta = lax.axis_index("cta")
 
-    def run(self) -> None:
+    def run(self, share: Share) -> None:
         self.gmem.cuts[2 * self.cta] = jnp.int32(-1)
         for stage in range(self.layout.num_stages):
             plgpu.barrier_arrive(self.scratch["k_empty"].at[stage])
             if not self.layout.is_latent:
                 plgpu.barrier_arrive(self.scratch["v_empty"].at[stage])
-        for_each_part(self.layout, self.gmem.lens, self.cta, self.attend_part, jnp.int32(0))
+        for_each_part(self.layout, self.gmem.lens, share, self.attend_part, jnp.int32(0))
 
     def attend_part(self, part: Part, stage: jax.Array) -> jax.Array:
         layout = self.layout
@@ -166,7 +167,7 @@ class _Consumer:
             values = self.scratch["k_smem"].at[stage, :, pl.ds(0, layout.v_channels)]
 
         if is_masked:
-            is_visible = visible(layout, self.gmem.bits, part, block)
+            is_visible = visible(layout, self.gmem.bits, part, block * layout.block, layout.block)
             is_bad = self.clean_values(part, block, values)
             scores = jnp.where(is_visible, scores, MASKED)
             if is_bad is not None:
@@ -195,7 +196,7 @@ class _Consumer:
         for the caller to give NaN to the rows that attend it; None for latent values, where the scores show it already.
         """
         layout = self.layout
-        is_attended = attended(layout, part, block, COLUMNS, plgpu.Layout.WGMMA)
+        is_attended = attended(layout, part, block * layout.block, (layout.block, COLUMNS), plgpu.Layout.WGMMA)
         flag = None
         for column in range(0, layout.v_channels, COLUMNS):
             piece = values.at[:, pl.ds(column, COLUMNS)]

@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, for_each_part
+from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, Share, for_each_part
 
 COLUMNS = 64  # bf16 channels in one line of 128 bytes
 MASKED = -1e30  # finite: a row that has seen nothing yet must not compute inf - inf
@@ -86,11 +86,11 @@ def tile_first_row(layout: Layout, row_tile: jax.Array) -> jax.Array:
     return lax.div(row_tile * layout.tile_rows, layout.group)
 
 
-def visible(layout: Layout, bits_ref, part: Part, block: jax.Array):
-    """[rows, positions]: which packed row attends which position of the block."""
-    shape = (TILE, layout.block)
+def visible(layout: Layout, bits_ref, part: Part, first: jax.Array, num_positions: int):
+    """[rows, positions]: which packed row attends which of the positions from `first` on."""
+    shape = (TILE, num_positions)
     row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA) + part.row_tile * layout.tile_rows
-    position = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + block * layout.block
+    position = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + first
     ahead = position - part.committed_len  # 0 for the first row's own position
     if bits_ref is None:
         is_visible = ahead * layout.group <= row  # ahead <= row // group, without the division
@@ -104,14 +104,18 @@ def visible(layout: Layout, bits_ref, part: Part, block: jax.Array):
     return is_visible & (position < layout.num_positions)
 
 
-def attended(layout: Layout, part: Part, block: jax.Array, columns: int, placed):
-    """[positions, columns] in the layout `placed`: whether any row attends the position."""
+def attended(layout: Layout, part: Part, first: jax.Array, shape: tuple[int, int], placed):
+    """[positions, columns] in the layout `placed`: whether any row attends the position, the first being `first`."""
     end = jnp.minimum(part.committed_len + layout.num_rows, layout.num_positions)
-    return plgpu.broadcasted_iota(jnp.int32, (layout.block, columns), 0, layout=placed) + block * layout.block < end
+    return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=placed) + first < end
 
 
-def produce(layout: Layout, gmem: Refs, scratch: dict) -> None:
-    """The producer warpgroup: streams the blocks of the CTA's parts into the ring, page by page."""
+def produce(layout: Layout, gmem: Refs, share: Share, copy_block, init, empty_barriers: list) -> None:
+    """The producer warpgroup: runs `copy_block(starts, kv_head, carry)` for each block of the CTA's parts.
+
+    `starts` are the pool rows where the block's page pieces start; what it returns is the next one's carry, the first
+    is `init`. At the end the producer waits for all of `empty_barriers`: nobody leaves while a consumer still reads.
+    """
     rows = min(layout.page_size, layout.block)
     pages_per_block = layout.block // rows
     blocks_per_page = max(1, layout.page_size // layout.block)
@@ -127,34 +131,45 @@ def produce(layout: Layout, gmem: Refs, scratch: dict) -> None:
             starts.append(page * layout.page_size + lax.rem(block, blocks_per_page) * layout.block)
         return tuple(starts)
 
-    def copy_block(name: str, stage: jax.Array, starts: tuple[jax.Array, ...], kv_head: jax.Array) -> None:
-        src, channels = (gmem.k, layout.k_channels) if name == "k" else (gmem.v, layout.v_channels)
-        plgpu.barrier_wait(scratch[f"{name}_empty"].at[stage])
-        for piece, start in enumerate(starts):
-            plgpu.copy_gmem_to_smem(
-                src.at[pl.ds(_aligned(start, rows), rows), _columns(kv_head, channels, layout.num_kv_heads)],
-                scratch[f"{name}_smem"].at[stage, pl.ds(piece * rows, rows)],
-                scratch[f"{name}_full"].at[stage],
-            )
-
-    names = "k" if layout.is_latent else "kv"
-
-    def part_step(part: Part, count: jax.Array) -> jax.Array:
+    def part_step(part: Part, carry):
         def step(block, carry):
-            stage, starts = carry
+            carry, starts = carry
             # The next block's page ids are under way while this block waits for its stage.
             following = page_rows(part.slot, jnp.minimum(block + 1, part.last - 1))
-            for name in names:
-                copy_block(name, stage, starts, part.kv_head)
-            return next_stage(layout, stage), following
+            return copy_block(starts, part.kv_head, carry), following
 
-        stage, _ = lax.fori_loop(part.first, part.last, step, (count, page_rows(part.slot, part.first)))
-        return stage
+        starts = page_rows(part.slot, part.first)
+        return lax.fori_loop(part.first, part.last, step, (carry, starts))[0]
 
-    for_each_part(layout, gmem.lens, lax.axis_index("cta"), part_step, jnp.int32(0))
-    for stage in range(layout.num_stages):  # nobody leaves while a consumer still reads
+    for_each_part(layout, gmem.lens, share, part_step, init)
+    for barrier in empty_barriers:
+        plgpu.barrier_wait(barrier)
+
+
+def produce_whole_blocks(layout: Layout, gmem: Refs, share: Share, scratch: dict) -> None:
+    """The producer of a ring whose stages hold the keys of a block, and its values if they are apart."""
+    rows = min(layout.page_size, layout.block)
+    names = "k" if layout.is_latent else "kv"
+
+    def copy_block(starts: tuple[jax.Array, ...], kv_head: jax.Array, stage: jax.Array) -> jax.Array:
         for name in names:
+            src, channels = (gmem.k, layout.k_channels) if name == "k" else (gmem.v, layout.v_channels)
             plgpu.barrier_wait(scratch[f"{name}_empty"].at[stage])
+            for piece, start in enumerate(starts):
+                plgpu.copy_gmem_to_smem(
+                    src.at[page_piece(start, rows), _columns(kv_head, channels, layout.num_kv_heads)],
+                    scratch[f"{name}_smem"].at[stage, pl.ds(piece * rows, rows)],
+                    scratch[f"{name}_full"].at[stage],
+                )
+        return next_stage(layout, stage)
+
+    empty = [scratch[f"{name}_empty"].at[stage] for stage in range(layout.num_stages) for name in names]
+    produce(layout, gmem, share, copy_block, jnp.int32(0), empty)
+
+
+def page_piece(start: jax.Array, rows: int):
+    """Rows of the pool that one copy takes."""
+    return pl.ds(_aligned(start, rows), rows)
 
 
 def _aligned(start: jax.Array, multiple: int) -> jax.Array:

@@ -1,13 +1,16 @@
 """The Hopper kernel for wide latent values (MLA 512+64), whose sums do not fit into one warpgroup's registers.
 
-Four warpgroups a CTA. The producer streams blocks of keys into a ring. The score warpgroup computes the scores of a
-block, its softmax weights and the factor by which earlier sums decay, and hands both over through shared memory; it
-starts a block's scores before the softmax of the one before, so the matrix units have work meanwhile. Two value
-warpgroups hold the sums of half of the channels each, 64 x 256 float32 at most, and add a block's product when its
-weights come. Nothing is computed twice, and no warpgroup waits for its equal.
+Three warpgroups a CTA: a producer, and two that attend. Each of the two owns one half of the value channels, and the
+scores of every other block. The owner of a block computes its scores and softmax weights, and leaves the weights and
+the rows' new maxima in shared memory for its peer; then both add the block's product to their own half of the sums.
+Nothing is computed twice, and keys are read from device memory once.
 
-Results leave the registers for device memory directly: shared memory is full of keys. Rows of an item are TILE apart
-there. The parts of an item that several CTAs hold are normalised and left for `mosaic_gpu_combine`.
+Two blocks of 64 positions are all that fits beside the queries. A block therefore comes and goes in pieces of its
+channels: scores start with the first piece that has come, and a piece is loaded anew as soon as its last reader is
+done. The channels behind the values (rotary) are needed for scores only: their place then takes the weights.
+
+Results leave the registers for device memory directly. Rows of an item are TILE apart there. The parts of an item that
+several CTAs hold are normalised and left for `mosaic_gpu_combine`.
 """
 
 import math
@@ -19,11 +22,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.paged_attention.mosaic_gpu_common import (
+    COLUMNS,
     MASKED,
     Refs,
     attended,
     item_rows,
-    next_stage,
     note_cut,
     part_rows,
     part_types,
@@ -32,14 +35,11 @@ from kernels_pallas.paged_attention.mosaic_gpu_common import (
     unmasked_end,
     visible,
 )
-from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, for_each_part
+from kernels_pallas.paged_attention.mosaic_gpu_pieces import NUM_HALVES, NUM_STAGES, SUB_BLOCK, Pieces
+from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, Share, for_each_part, own_share
 
-NUM_VALUE_WARPGROUPS = 2
-_PIECES = 2  # of a value warpgroup's sums: one product of all its channels would not compile for 512 threads
-_POSITIONS_BY_CHANNELS = plgpu.Layout.TILED(  # 32 positions: 8 a warp, their channels over the lanes in pairs
-    plgpu.Tiling(((32, 8), (8, 8), (2,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
-)
-_SCORE, _PRODUCER = NUM_VALUE_WARPGROUPS, NUM_VALUE_WARPGROUPS + 1
+_PRODUCER = NUM_HALVES
+_PER_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 def attend_latent(
@@ -55,47 +55,41 @@ def attend_latent(
     interpret: object = None,
 ) -> tuple[jax.Array, ...]:
     """Fills `out_ref` with the items that one CTA holds whole; returns the parts of the others, as in `Refs`."""
+    pieces = Pieces(layout)
+    num_barriers = NUM_STAGES * pieces.num_all
 
     def body(*refs, **scratch):
         gmem = refs_from(refs, has_bits=bits is not None, is_latent=True)
         if interpret is None:
             plgpu.griddepcontrol_launch_dependents()  # the combine may come as soon as there is room
+        share = own_share(layout, gmem.lens, lax.axis_index("cta"))
         warpgroup = lax.axis_index("wg")
-        for index in range(NUM_VALUE_WARPGROUPS):
+        for index in range(NUM_HALVES):
 
             @pl.when(warpgroup == index)
             def _(index=index):
-                plgpu.set_max_registers(168, action="increase")
-                _Values(layout, gmem, scratch, index, interpret is not None).run()
-
-        @pl.when(warpgroup == _SCORE)
-        def _():
-            plgpu.set_max_registers(152, action="increase")
-            _Scores(layout, scale, gmem, scratch, interpret is not None).run()
+                plgpu.set_max_registers(240, action="increase")
+                _Half(layout, scale, gmem, scratch, index, interpret is not None).run(share)
 
         @pl.when(warpgroup == _PRODUCER)
         def _():
             plgpu.set_max_registers(24, action="decrease")
-            produce(layout, gmem, scratch)
+            empty = [scratch["k_empty"].at[index] for index in range(num_barriers)]
+            produce(layout, gmem, share, pieces.copies(gmem, scratch), jnp.int32(0), empty)
 
     body.__name__ = "paged_attention_mosaic_gpu_latent"
-    columns = _columns(layout)
-    transforms = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(columns * 2))
-    handovers = num_handovers(layout.block)
-    stages = layout.num_stages
+    transforms = (plgpu.TilingTransform((8, COLUMNS)), plgpu.SwizzleTransform(COLUMNS * 2))
     scratch_types = {
         "q_smem": plgpu.SMEM((1, TILE, layout.k_channels), q.dtype, transforms=transforms),
-        "k_smem": plgpu.SMEM((stages, layout.block, layout.k_channels), k.dtype, transforms=transforms),
-        "weight_smem": plgpu.SMEM((handovers, TILE, layout.block), q.dtype, transforms=transforms),
-        "decay_smem": plgpu.SMEM((handovers, TILE), jnp.float32),
-        "total_smem": plgpu.SMEM((TILE,), jnp.float32),
+        "k_smem": plgpu.SMEM((NUM_STAGES * pieces.num, SUB_BLOCK, pieces.channels), k.dtype, transforms=transforms),
+        "tail_smem": plgpu.SMEM((NUM_STAGES, SUB_BLOCK, pieces.tail_channels), k.dtype, transforms=transforms),
+        "rows_smem": plgpu.SMEM((3 * NUM_HALVES, TILE), jnp.float32),  # the halves' maxima, totals, and flags
         "q_full": plgpu.Barrier(),
-        "k_full": plgpu.Barrier(num_arrivals=max(1, layout.block // layout.page_size), num_barriers=stages),
-        "k_empty": plgpu.Barrier(num_arrivals=NUM_VALUE_WARPGROUPS, num_barriers=stages),
-        "weight_full": plgpu.Barrier(num_barriers=handovers),
-        "weight_empty": plgpu.Barrier(num_arrivals=NUM_VALUE_WARPGROUPS, num_barriers=handovers),
-        "total_full": plgpu.Barrier(),
-        "total_empty": plgpu.Barrier(num_arrivals=NUM_VALUE_WARPGROUPS),
+        "q_empty": plgpu.Barrier(),
+        "k_full": plgpu.Barrier(num_arrivals=max(1, SUB_BLOCK // layout.page_size), num_barriers=num_barriers),
+        "k_empty": plgpu.Barrier(num_barriers=num_barriers),
+        "weight_full": plgpu.Barrier(num_barriers=NUM_HALVES),
+        "total_full": plgpu.Barrier(num_barriers=NUM_HALVES),
     }
     kernel = plgpu.kernel(
         body,
@@ -103,11 +97,11 @@ def attend_latent(
         scratch_types=scratch_types,
         grid=(layout.num_ctas,),
         grid_names=("cta",),
-        num_threads=NUM_VALUE_WARPGROUPS + 2,
+        num_threads=NUM_HALVES + 1,
         thread_name="wg",
         # Lane semantics: layouts are what this file says they are; inferring them can take minutes. No reduction here
-        # crosses warps, so none needs shared memory, of which there is none left. No warpgroup reads what it writes but
-        # in `clean`, where each thread reads and writes the same places: barriers are where this file puts them.
+        # crosses warps, so none needs shared memory. No warpgroup reads what it writes but in `clean`, where each
+        # thread reads and writes the same places: barriers are where this file puts them.
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
@@ -119,238 +113,227 @@ def attend_latent(
     return kernel(lens_B, table, *([] if bits is None else [bits]), q, k, out_ref)
 
 
-def num_handovers(block: int) -> int:
-    """Blocks of weights that may lie between the warpgroups: what fits beside the ring."""
-    return 2 if block <= 32 else 1
+_TURNS = 4
 
 
-def _columns(layout: Layout) -> int:
-    """bf16 channels in one swizzled line: a product over 32 positions needs tiles of 32."""
-    return min(layout.block, 64)
+def _next_turn(turn: jax.Array) -> jax.Array:
+    return jnp.where(turn == _TURNS - 1, 0, turn + 1)
 
 
-def _next(layout: Layout, handover: jax.Array) -> jax.Array:
-    return 1 - handover if num_handovers(layout.block) == 2 else handover
+def _hidden_zero(turn: jax.Array) -> jax.Array:
+    """0, but not to the compiler, which would keep the addresses of all pieces over the loop, in local memory.
+
+    It must see that all threads have the same: addresses of operands are computed in uniform registers then.
+    """
+    return jnp.minimum(turn, 0)
 
 
-class _Scores:
-    """The score warpgroup."""
+class _Half:
+    """A warpgroup that attends: one half of the value channels, and the scores of every other block."""
 
-    def __init__(self, layout: Layout, scale: float, gmem: Refs, scratch: dict, is_interpreted: bool):
-        self.layout, self.gmem, self.scratch = layout, gmem, scratch
-        # The interpreter has no A operand in registers.
-        self.num_held = 0 if is_interpreted else layout.register_channels
-        self.held = None
+    def __init__(self, layout: Layout, scale: float, gmem: Refs, scratch: dict, index: int, is_interpreted: bool):
+        self.layout, self.gmem, self.scratch, self.is_interpreted = layout, gmem, scratch, is_interpreted
+        self.index, self.peer = index, 1 - index
+        self.pieces = Pieces(layout)
         self.scale_log2 = scale * math.log2(math.e)
         self.cta = lax.axis_index("cta")
 
-    def run(self) -> None:
-        self.gmem.cuts[2 * self.cta] = jnp.int32(-1)
-        zero = jnp.int32(0)
-        for_each_part(self.layout, self.gmem.lens, self.cta, self.attend_part, (zero, zero))
-        for index in range(num_handovers(self.layout.block)):  # nobody leaves while a value warpgroup still reads
-            plgpu.barrier_wait(self.scratch["weight_empty"].at[index])
-        plgpu.barrier_wait(self.scratch["total_empty"])
-
-    def attend_part(self, part: Part, carry):
-        layout, scratch = self.layout, self.scratch
-        plgpu.commit_smem()  # no warp may still be scoring with the queries of the part before
-        plgpu.copy_gmem_to_smem(
-            self.gmem.q.at[item_rows(part.item, layout.tile_rows)],
-            scratch["q_smem"].at[0, pl.ds(0, layout.tile_rows)],
-            scratch["q_full"],
-        )
-        plgpu.barrier_wait(scratch["q_full"])
-        if self.num_held:
-            held = scratch["q_smem"].at[0, :, pl.ds(0, self.num_held)]
-            self.held = plgpu.load(held, layout=plgpu.Layout.WGMMA)
-        stage, handover = carry
-        scores = pl.run_scoped(lambda *acc_refs: self.whole(acc_refs, stage), *self.accumulators())
-        per_row = plgpu.Layout.WGMMA.reduce(1)
-        top = plgpu.layout_cast(jnp.full((TILE,), MASKED, jnp.float32), per_row)
-        total = plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), per_row)
-        carry = (stage, handover, scores, top, total)
-        last = part.last - 1
-        unmasked = jnp.minimum(unmasked_end(layout, part), last)
-        carry = lax.fori_loop(part.first, unmasked, lambda j, c: self.step(part, j, c, is_masked=False), carry)
-        carry = lax.fori_loop(unmasked, last, lambda j, c: self.step(part, j, c, is_masked=True), carry)
-        stage, handover, scores, top, total = carry
-        top, total = self.hand_over(part, last, handover, scores, top, total, is_masked=True)
-        self.finish(part, top, total)
-        return next_stage(layout, stage), _next(layout, handover)
-
-    def accumulators(self) -> list:
-        """Accumulators of a block's scores; their sum is the scores."""
-        return [plgpu.ACC((TILE, self.layout.block), jnp.float32)] * self.layout.score_chains
-
-    def whole(self, acc_refs, stage: jax.Array):
-        """The scores of the block in a stage."""
-        plgpu.barrier_wait(self.scratch["k_full"].at[stage])
-        self.add_scores(acc_refs, stage, 0, self.layout.k_channels)
-        return sum(acc_ref[...] for acc_ref in acc_refs)
-
-    def add_scores(self, acc_refs, stage: jax.Array, first: int, end: int) -> None:
-        """Starts the products over channels `first`..`end` - 1, in turn on the accumulators."""
-        step = end - first if len(acc_refs) == 1 else _columns(self.layout)
-        for turn, start in enumerate(range(first, end, step)):
-            self.add_product(acc_refs[turn % len(acc_refs)], stage, start, start + step)
-
-    def add_product(self, acc_ref, stage: jax.Array, first: int, end: int) -> None:
-        """Starts one product: of queries in registers as far as they are held there, else from shared memory."""
-        if first < self.num_held:
-            middle = min(end, self.num_held)
-            plgpu.wgmma(acc_ref, self.held[:, first:middle], self.keys(stage, first, middle))
-            first = middle
-        if first == end:
-            return
-        # 0, but not to the compiler: it would keep all query pieces' addresses over the loop, in local memory.
-        zero = jnp.minimum(stage, 0)
-        queries = self.scratch["q_smem"].at[zero, :, pl.ds(first, end - first)]
-        plgpu.wgmma(acc_ref, queries, self.keys(stage, first, end))
-
-    def keys(self, stage: jax.Array, first: int, end: int):
-        return self.scratch["k_smem"].at[stage, :, pl.ds(first, end - first)].transpose((1, 0))
-
-    def step(self, part: Part, block: jax.Array, carry, *, is_masked: bool):
-        """Hands a block over whose scores are there, while those of the next one are computed."""
-        stage, handover, scores, top, total = carry
-        stage = next_stage(self.layout, stage)
-
-        def overlapped(*acc_refs):
-            # The products before the handover run during the softmax, those behind it after: the fewer before, the
-            # earlier the weights come and their stage is free, the more before, the less the matrix units stand still.
-            plgpu.barrier_wait(self.scratch["k_full"].at[stage])
-            early = min(self.layout.early_channels, self.layout.k_channels - _columns(self.layout))
-            self.add_scores(acc_refs, stage, 0, early)
-            sums = self.hand_over(part, block, handover, scores, top, total, is_masked=is_masked)
-            self.add_scores(acc_refs, stage, early, self.layout.k_channels)
-            return sum(acc_ref[...] for acc_ref in acc_refs), *sums
-
-        return stage, _next(self.layout, handover), *pl.run_scoped(overlapped, *self.accumulators())
-
-    def hand_over(self, part: Part, block: jax.Array, handover: jax.Array, scores, top, total, *, is_masked: bool):
-        """Gives a block's weights and the decay of the sums before it to the value warpgroups."""
+    def run(self, share: Share) -> None:
         scratch = self.scratch
-        scores = scores * self.scale_log2
-        if is_masked:
-            is_visible = visible(self.layout, self.gmem.bits, part, block)
-            scores = jnp.where(is_visible, scores, MASKED)
+        for stage in range(NUM_STAGES):
+            for piece in self.pieces.of_half(self.index):
+                plgpu.barrier_arrive(scratch["k_empty"].at[self.pieces.barrier(stage, piece)])
+        plgpu.barrier_arrive(scratch["k_empty"].at[self.pieces.barrier(self.peer, self.pieces.num)])
+        if self.index == 0:
+            self.gmem.cuts[2 * self.cta] = jnp.int32(-1)
+        else:
+            plgpu.barrier_arrive(scratch["q_empty"])
+        for_each_part(self.layout, self.gmem.lens, share, self.attend_part, jnp.int32(0))
+        if self.index == 0:  # nobody leaves while the other still reads
+            plgpu.barrier_wait(scratch["q_empty"])
+
+    def attend_part(self, part: Part, count: jax.Array) -> jax.Array:
+        layout, scratch = self.layout, self.scratch
+        if self.index == 0:
+            plgpu.barrier_wait(scratch["q_empty"])
+            plgpu.commit_smem()  # no warp may still be scoring with the queries of the part before
+            plgpu.copy_gmem_to_smem(
+                self.gmem.q.at[item_rows(part.item, layout.tile_rows)],
+                scratch["q_smem"].at[0, pl.ds(0, layout.tile_rows)],
+                scratch["q_full"],
+            )
+        plgpu.barrier_wait(scratch["q_full"])
+        zeros = plgpu.layout_cast(jnp.zeros((TILE, self.pieces.channels), jnp.float32), plgpu.Layout.WGMMA)
+        top = plgpu.layout_cast(jnp.full((TILE,), MASKED, jnp.float32), _PER_ROW)
+        total = plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), _PER_ROW)
+        plain_end = unmasked_end(layout, part)
+
+        def pair(block: jax.Array, carry):
+            return self.attend_pair(part, block, block >= plain_end, carry)
+
+        carry = (jnp.int32(0), (zeros,) * self.pieces.per_half, top, total)
+        _, *sums_and_rows = lax.fori_loop(part.first, part.last, pair, carry)
+        self.finish(part, *sums_and_rows)
+        return count
+
+    def attend_pair(self, part: Part, block: jax.Array, is_masked: jax.Array, carry):
+        """Two sub-blocks, each scored by one half and added by both. Not all rows may attend all of a masked pair."""
+        turn, sums, top, total = carry
+        zero = _hidden_zero(turn)
+        scores = self.scores(zero)
+        if self.index == 0:
+            weights, first_top, decay, share = self.publish(part, block, is_masked, zero, scores, top)
+            total = total * decay + share
+            sums = self.add(part, block, is_masked, zero, 0, sums, weights, decay)
+            weights, second_top = self.receive(zero)
+            decay = jnp.exp2(first_top - second_top)
+            total = total * decay
+        else:
+            first_weights, first_top = self.receive(zero)
+            first_decay = jnp.exp2(top - first_top)
+            # The peer waits for these weights: they come before this half's own products.
+            weights, second_top, decay, share = self.publish(part, block, is_masked, zero, scores, first_top)
+            total = total * first_decay * decay + share
+            sums = self.add(part, block, is_masked, zero, 0, sums, first_weights, first_decay)
+        sums = self.add(part, block, is_masked, zero, 1, sums, weights, decay)
+        return _next_turn(turn), sums, second_top, total
+
+    def scores(self, zero: jax.Array):
+        """Queries times the keys of the block in this half's stage, piece by piece as they come."""
+
+        def scope(acc_ref):
+            for piece in self.pieces.order:
+                first, channels = self.pieces.span(piece)
+                if not channels:
+                    continue
+                plgpu.barrier_wait(self.scratch["k_full"].at[self.pieces.barrier(self.index, piece)])
+                queries = self.scratch["q_smem"].at[zero, :, pl.ds(first, channels)]
+                plgpu.wgmma(
+                    acc_ref, queries, self.pieces.smem(self.scratch, zero + self.index, piece).transpose((1, 0))
+                )
+            return acc_ref[...]
+
+        return pl.run_scoped(scope, plgpu.ACC((TILE, SUB_BLOCK), jnp.float32))
+
+    def publish(self, part: Part, block, is_masked, zero, scores, top):
+        """Of this half's sub-block: weights, for the peer too, the rows' new maxima, their decay, the weights' sums."""
+        scratch = self.scratch
+        first = block * self.layout.block + self.index * SUB_BLOCK
+        scores = lax.cond(
+            is_masked, lambda scores: self.mask(part, first, scores), lambda scores: scores, scores * self.scale_log2
+        )
         new_top = jnp.maximum(top, scores.max(axis=1))
         weights = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
-        if is_masked:
-            weights = jnp.where(is_visible, weights, 0.0)
-        decay = jnp.exp2(top - new_top)
-        plgpu.barrier_wait(scratch["weight_empty"].at[handover])
-        scratch["weight_smem"].at[handover][...] = weights.astype(scratch["weight_smem"].dtype)
-        scratch["decay_smem"].at[handover][...] = decay
-        plgpu.barrier_arrive(scratch["weight_full"].at[handover])
-        return new_top, total * decay + weights.sum(axis=1)
+        rounded = weights.astype(scratch["tail_smem"].dtype)
+        scratch["tail_smem"].at[zero + self.index, :, pl.ds(0, SUB_BLOCK)][...] = rounded
+        scratch["rows_smem"].at[self.index][...] = new_top
+        plgpu.commit_smem()  # keys will follow in the weights' place
+        plgpu.barrier_arrive(scratch["weight_full"].at[self.index])
+        return rounded, new_top, jnp.exp2(top - new_top), weights.sum(axis=1)
 
-    def finish(self, part: Part, top, total) -> None:
-        is_empty = total == 0.0
-        plgpu.barrier_wait(self.scratch["total_empty"])
-        self.scratch["total_smem"][...] = 1.0 / jnp.where(is_empty, 1.0, total)
-        plgpu.barrier_arrive(self.scratch["total_full"])
+    def mask(self, part: Part, first: jax.Array, scores):
+        """The scores, far below `MASKED` where a row does not attend a position; notes whether all keys are finite.
 
-        @pl.when(part.first_cta < part.last_cta)
-        def _():
-            lse = jnp.where(is_empty, MASKED, top + jnp.log2(jnp.where(is_empty, 1.0, total)))
-            self.gmem.lse.at[part_rows(part, self.cta)][...] = lse
+        A key that is not finite makes every row's score so, that of the first row for certain a query's.
+        """
+        not_finite = (scores - scores).sum(axis=1)  # 0, or NaN
+        self.scratch["rows_smem"].at[2 * NUM_HALVES + self.index][...] = not_finite
+        is_visible = visible(self.layout, self.gmem.bits, part, first, SUB_BLOCK)
+        return jnp.where(is_visible, scores, 2 * MASKED)
 
-        note_cut(self.gmem, part, self.cta)
-
-
-class _Values:
-    """One value warpgroup: owns `channels` of the sums, from `first_channel` on."""
-
-    def __init__(self, layout: Layout, gmem: Refs, scratch: dict, index: int, is_interpreted: bool):
-        self.layout, self.gmem, self.scratch, self.is_interpreted = layout, gmem, scratch, is_interpreted
-        self.channels = layout.v_channels // NUM_VALUE_WARPGROUPS
-        self.first_channel = index * self.channels
-        self.cta = lax.axis_index("cta")
-
-    def run(self) -> None:
-        for stage in range(self.layout.num_stages):
-            plgpu.barrier_arrive(self.scratch["k_empty"].at[stage])
-        for index in range(num_handovers(self.layout.block)):
-            plgpu.barrier_arrive(self.scratch["weight_empty"].at[index])
-        plgpu.barrier_arrive(self.scratch["total_empty"])
-        zero = jnp.int32(0)
-        for_each_part(self.layout, self.gmem.lens, self.cta, self.attend_part, (zero, zero))
-
-    def attend_part(self, part: Part, carry):
-        zeros = plgpu.layout_cast(jnp.zeros((TILE, self.channels // _PIECES), jnp.float32), plgpu.Layout.WGMMA)
-        unmasked = unmasked_end(self.layout, part)
-        carry = (*carry, (zeros,) * _PIECES)
-        carry = lax.fori_loop(part.first, unmasked, lambda j, c: self.step(part, j, c, is_masked=False), carry)
-        carry = lax.fori_loop(unmasked, part.last, lambda j, c: self.step(part, j, c, is_masked=True), carry)
-        stage, handover, pieces = carry
-        self.store(part, pieces)
-        return stage, handover
-
-    def step(self, part: Part, block: jax.Array, carry, *, is_masked: bool):
-        stage, handover, pieces = carry
+    def receive(self, zero: jax.Array):
+        """The weights of the block in the peer's stage, whose tail is then free, and the rows' new maxima."""
         scratch = self.scratch
-        plgpu.barrier_wait(scratch["weight_full"].at[handover])
-        if is_masked:
-            self.clean(part, block, scratch["k_smem"].at[stage, :, pl.ds(self.first_channel, self.channels)])
-        decay = plgpu.load(scratch["decay_smem"].at[handover], layout=plgpu.Layout.WGMMA.reduce(1))
-        pieces = tuple(piece * lax.broadcast_in_dim(decay, piece.shape, [0]) for piece in pieces)
-        values = [scratch["k_smem"].at[stage, :, columns] for columns in self.columns()]
-        weights = plgpu.load(scratch["weight_smem"].at[handover], layout=plgpu.Layout.WGMMA)
-        plgpu.barrier_arrive(scratch["weight_empty"].at[handover])
-        pieces = self.add_products(pieces, weights, values)
-        plgpu.barrier_arrive(scratch["k_empty"].at[stage])
-        return next_stage(self.layout, stage), _next(self.layout, handover), pieces
+        plgpu.barrier_wait(scratch["weight_full"].at[self.peer])
+        weights = plgpu.load(
+            scratch["tail_smem"].at[zero + self.peer, :, pl.ds(0, SUB_BLOCK)], layout=plgpu.Layout.WGMMA
+        )
+        new_top = plgpu.load(scratch["rows_smem"].at[self.peer], layout=_PER_ROW)
+        plgpu.barrier_arrive(scratch["k_empty"].at[self.pieces.barrier(self.peer, self.pieces.num)])
+        return weights, new_top
 
-    def columns(self) -> list:
-        """Channels of each piece of the sums."""
-        size = self.channels // _PIECES
-        return [pl.ds(self.first_channel + index * size, size) for index in range(_PIECES)]
+    def add(self, part: Part, block, is_masked, zero, stage: int, sums, weights, decay):
+        """sums * decay + weights @ values, piece by piece of this half, each of which is then free."""
+        pieces = self.pieces.of_half(self.index)
+        values = [self.pieces.smem(self.scratch, zero + stage, piece) for piece in pieces]
 
-    def add_products(self, pieces, weights, values):
-        """piece + weights @ its values, the sums staying where they are."""
+        def clean_if_needed(_, carry):
+            not_finite = self.scratch["rows_smem"][2 * NUM_HALVES + stage, 0]
+            return lax.fori_loop(0, jnp.int32(not_finite != 0.0), clean, carry)
+
+        def clean(_, carry):
+            self.clean(part, block * self.layout.block + stage * SUB_BLOCK, zero, stage)
+            return carry
+
+        lax.fori_loop(0, jnp.int32(is_masked), clean_if_needed, jnp.int32(0))
+        sums = tuple(piece * lax.broadcast_in_dim(decay, piece.shape, [0]) for piece in sums)
+        sums = self.add_products(sums, weights, values)
+        for piece in pieces:
+            plgpu.barrier_arrive(self.scratch["k_empty"].at[self.pieces.barrier(stage, piece)])
+        return sums
+
+    def add_products(self, sums, weights, values):
+        """Each piece of the sums + weights @ its values, the sums staying where they are."""
         if self.is_interpreted:  # the interpreter has no accumulators that start from a value
             return tuple(
                 piece + jnp.dot(weights, value[...], preferred_element_type=jnp.float32)
-                for piece, value in zip(pieces, values, strict=True)
+                for piece, value in zip(sums, values, strict=True)
             )
 
         def add(acc_refs):
             for acc_ref, value in zip(acc_refs, values, strict=True):
                 plgpu.wgmma(acc_ref, weights, value)
 
-        return pl.run_state(add)(tuple(plgpu.ACC.init(piece) for piece in pieces))
+        return pl.run_state(add)(tuple(plgpu.ACC.init(piece) for piece in sums))
 
-    def clean(self, part: Part, block: jax.Array, values) -> None:
+    def clean(self, part: Part, first: jax.Array, zero: jax.Array, stage: int) -> None:
         """Zeroes values that nobody attends and values that are not finite: 0 * NaN would carry them to every row.
 
         An attended one that is not finite shows in the scores already, since the values are the keys.
         """
-        columns = _columns(self.layout)
-        is_attended = attended(self.layout, part, block, columns, _POSITIONS_BY_CHANNELS)
-        for column in range(0, self.channels, columns):
-            piece = values.at[:, pl.ds(column, columns)]
-            value = plgpu.load(piece, layout=_POSITIONS_BY_CHANNELS).astype(jnp.float32)
-            is_finite = value - value == 0.0
-            piece[...] = jnp.where(is_attended, jnp.where(is_finite, value, 0.0), 0.0).astype(piece.dtype)
+        is_attended = attended(self.layout, part, first, (SUB_BLOCK, COLUMNS), plgpu.Layout.WGMMA)
+
+        def clean_piece(piece, carry):
+            place = self.scratch["k_smem"].at[(zero + stage) * self.pieces.num + piece]
+            for column in range(0, self.pieces.channels, COLUMNS):
+                value_ref = place.at[:, pl.ds(column, COLUMNS)]
+                value = plgpu.load(value_ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+                is_finite = value - value == 0.0
+                value = jnp.where(is_attended, jnp.where(is_finite, value, 0.0), 0.0)
+                value_ref[...] = value.astype(value_ref.dtype)
+            return carry
+
+        pieces = self.pieces.of_half(self.index)
+        lax.fori_loop(pieces.start, pieces.stop, clean_piece, jnp.int32(0))
         plgpu.commit_smem()
 
-    def store(self, part: Part, pieces) -> None:
-        """Writes the part: to the output if it is a whole item, else beside it, for the combine."""
-        gmem = self.gmem
-        plgpu.barrier_wait(self.scratch["total_full"])
-        factor = plgpu.load(self.scratch["total_smem"], layout=plgpu.Layout.WGMMA.reduce(1))
-        plgpu.barrier_arrive(self.scratch["total_empty"])
-        pieces = [piece * lax.broadcast_in_dim(factor, piece.shape, [0]) for piece in pieces]
+    def finish(self, part: Part, sums, top, total) -> None:
+        """Writes this half of the part: to the output if it is a whole item, else beside it, for the combine."""
+        gmem, scratch = self.gmem, self.scratch
+        scratch["rows_smem"].at[NUM_HALVES + self.index][...] = total
+        plgpu.barrier_arrive(scratch["total_full"].at[self.index])
+        plgpu.barrier_wait(scratch["total_full"].at[self.peer])
+        total = total + plgpu.load(scratch["rows_smem"].at[NUM_HALVES + self.peer], layout=_PER_ROW)
+        if self.index == 1:
+            plgpu.barrier_arrive(scratch["q_empty"])
+        is_empty = total == 0.0
+        total = jnp.where(is_empty, 1.0, total)
+        factor = 1.0 / total
+        sums = [piece * lax.broadcast_in_dim(factor, piece.shape, [0]) for piece in sums]
+        columns = [pl.ds(*self.pieces.span(piece)) for piece in self.pieces.of_half(self.index)]
         is_whole = part.first_cta == part.last_cta
 
         @pl.when(is_whole)
         def _():
-            for piece, columns in zip(pieces, self.columns(), strict=True):
-                gmem.out.at[item_rows(part.item, TILE), columns][...] = piece.astype(gmem.out.dtype)
+            for piece, where in zip(sums, columns, strict=True):
+                gmem.out.at[item_rows(part.item, TILE), where][...] = piece.astype(gmem.out.dtype)
 
         @pl.when(jnp.logical_not(is_whole))
         def _():
-            for piece, columns in zip(pieces, self.columns(), strict=True):
-                gmem.parts.at[part_rows(part, self.cta), columns][...] = piece
+            for piece, where in zip(sums, columns, strict=True):
+                gmem.parts.at[part_rows(part, self.cta), where][...] = piece
+            if self.index == 0:
+                gmem.lse.at[part_rows(part, self.cta)][...] = jnp.where(is_empty, MASKED, top + jnp.log2(total))
+
+        if self.index == 0:
+            note_cut(gmem, part, self.cta)

@@ -16,7 +16,7 @@ from jax import lax
 TILE = 64
 """Rows of a matrix-unit tile: the most packed query rows that an item holds."""
 
-_UNROLL = 8  # lengths are read in groups: one group's loads are in flight together
+_UNROLL = 32  # lengths are read in groups: one group's loads are in flight together
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,6 @@ class Layout:
     min_share: int  # fewest blocks worth a CTA
     slack: int  # percent that a share may grow if the longest item is then cut into equal parts, or not at all
     num_ctas: int
-    early_channels: int  # wide latent values: channels whose scores run during the softmax of the block before
-    register_channels: int  # wide latent values: channels of the queries that the score warpgroup keeps in registers
-    score_chains: int  # wide latent values: accumulators that a block's scores alternate between
 
     @property
     def items_per_slot(self) -> int:
@@ -157,13 +154,29 @@ class Part:
     last_cta: jax.Array  # ... and the one that holds its last
 
 
-def for_each_part(layout: Layout, lens_ref, cta: jax.Array, body, init):
-    """Runs `body(part, carry) -> carry` for the parts that the CTA owns, in order."""
+@dataclass(frozen=True)
+class Share:
+    """A CTA's stretch of the line, and the item at its start."""
+
+    blocks: jax.Array  # of every CTA's share
+    begin: jax.Array
+    end: jax.Array
+    item: jax.Array
+    item_start: jax.Array  # where that item starts on the line
+
+
+def own_share(layout: Layout, lens_ref, cta: jax.Array) -> Share:
+    """Walks the lengths; a CTA's warpgroups do it together, before their ways part, so that its code exists once."""
     share = share_of(layout, lens_ref)
     begin = cta * share
     item, start, total = locate(layout, lens_ref, begin)
-    end = jnp.minimum(begin + share, total)
     start = jnp.where(begin < total, start, total)  # a CTA past the end of the line owns nothing
+    return Share(blocks=share, begin=begin, end=jnp.minimum(begin + share, total), item=item, item_start=start)
+
+
+def for_each_part(layout: Layout, lens_ref, share: Share, body, init):
+    """Runs `body(part, carry) -> carry` for the parts of the share, in order."""
+    begin, end = share.begin, share.end
 
     def is_mine(state):
         return state[1] < end
@@ -184,11 +197,11 @@ def for_each_part(layout: Layout, lens_ref, cta: jax.Array, body, init):
             committed_len=committed_len,
             first=jnp.clip(begin - context, 0, blocks),
             last=jnp.clip(end - context, 0, blocks),
-            first_cta=lax.div(context, share),
-            last_cta=lax.div(context + jnp.maximum(blocks, 1) - 1, share),
+            first_cta=lax.div(context, share.blocks),
+            last_cta=lax.div(context + jnp.maximum(blocks, 1) - 1, share.blocks),
         )
         carry = lax.cond(part.first < part.last, lambda c: body(part, c), lambda c: c, carry)
         next_item = jnp.where(blocks > 0, item + 1, (slot + 1) * layout.items_per_slot)
         return next_item, start + item_len(layout, committed_len), carry
 
-    return lax.while_loop(is_mine, step, (item, start, init))[2]
+    return lax.while_loop(is_mine, step, (share.item, share.item_start, init))[2]

@@ -30,9 +30,6 @@ class TileConfig:
     min_share: int = 2
     slack: int = 0
     num_ctas: int = 132
-    early_channels: int = 544
-    register_channels: int = 0
-    score_chains: int = 1
 
 
 def is_wide(problem: Problem) -> bool:
@@ -44,18 +41,16 @@ def smem_bytes(problem: Problem, tile: TileConfig) -> int:
     """Shared memory that the kernel takes, each buffer rounded up to the alignment that TMA wants."""
     per_stage = tile.block * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) * 2
     query = TILE * max(problem.k_channels, 0 if is_wide(problem) else problem.v_channels) * 2
-    weights = TILE * max(tile.block, 64) * 2 if is_wide(problem) else 0
-    return query + weights + tile.num_stages * per_stage + 3 * 1024
+    return query + tile.num_stages * per_stage + 3 * 1024
 
 
 def default_tile(problem: Problem) -> TileConfig:
-    """Blocks of 128 positions in a ring of 128 KB (32 for wide latent values), or what else fits."""
+    """Blocks of 128 positions in a ring of 128 KB (one for wide latent values), or what else fits."""
     if is_wide(problem):
-        tiles = [TileConfig(block=32, num_stages=stages, overhead=4, slack=6) for stages in (6, 5, 4, 3, 2)]
-    else:
-        stage_bytes = 128 * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) * 2
-        tiles = [TileConfig(block=128, num_stages=min(max(_RING_BYTES // stage_bytes, 2), 6), overhead=4)]
-        tiles += [TileConfig(block=64, num_stages=stages, overhead=3) for stages in (4, 3, 2)]
+        return TileConfig(block=128, num_stages=1, overhead=3, slack=6)
+    stage_bytes = 128 * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) * 2
+    tiles = [TileConfig(block=128, num_stages=min(max(_RING_BYTES // stage_bytes, 2), 6), overhead=4)]
+    tiles += [TileConfig(block=64, num_stages=stages, overhead=3) for stages in (4, 3, 2)]
     return next((tile for tile in tiles if smem_bytes(problem, tile) <= SMEM_BYTES), tiles[-1])
 
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import jax
 
-from kernels_pallas.bench import print_tables, run_all, selected
+from kernels_pallas.bench import print_tables, run_beside_ceilings, selected
 from mtp_jax.cli.options import Parser
 from mtp_jax.core.errors import ConfigError
 
@@ -36,7 +36,7 @@ def run(options: Namespace) -> None:
     cases = selected(options.only, checks=not options.times, times=not options.checks)
     if not cases:
         raise ConfigError(f"no case's name holds one of {options.only}, or --checks and --times exclude each other.")
-    results = run_all(cases, options.jobs, options.budget)
+    results = run_beside_ceilings(cases, options.jobs, options.budget)
     print_tables(results)
     print(json.dumps(results))
     if any("error" in result for result in results):

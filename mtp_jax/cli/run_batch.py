@@ -67,6 +67,7 @@ def run(options: Namespace) -> None:
         "block_size": options.block_size,
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
+        "moe_backend": options.moe_backend,
         "mesh": mesh,
     }
 

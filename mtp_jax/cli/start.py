@@ -105,6 +105,7 @@ def engine_options(
         "block_size": page_size,
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
+        "moe_backend": options.moe_backend,
         "mesh": options.mesh,
         "prefill_chunk": next((chunk for chunk in (16, 64) if longest_prompt <= chunk), 256),
     }

@@ -76,6 +76,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     speculative: SpeculativeConfig = field(default_factory=lambda: PLAIN)
     attention_backend: str = "reference"
+    moe_backend: str = "reference"
     prefill_chunk: int = 256
     readback_depth: int = 1
     seed: int = 0

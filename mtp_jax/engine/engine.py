@@ -21,6 +21,7 @@ from mtp_jax.engine.readback import Readback
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.moe_backend import with_moe_backend
 from mtp_jax.models.sharding import check_mesh
 from mtp_jax.models.shortlist import check_shortlist
 from mtp_jax.ops.placement import Placement
@@ -48,6 +49,7 @@ class Engine:
         dtype: jnp.dtype = _FLOAT32,
         on_shape: OnShape | None = None,
     ) -> None:
+        family = with_moe_backend(family, config.moe_backend, dtype)
         num_eos, room = len(family.eos_token_ids), config.max_stop_token_ids
         if num_eos > room:
             raise ConfigError(f"the model has {num_eos} end-of-text ids; at most {room} are allowed.")

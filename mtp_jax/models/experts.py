@@ -21,10 +21,14 @@ skipped. An accelerator would have to wait for each such decision: there few tok
 is read once either way), and many are sorted for the grouped product.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from kernels_pallas.grouped_matmul import grouped_matmul
 from mtp_jax.models.layers import gated
 
 MAX_BYTES_THROUGH_ALL = 1 << 20
@@ -40,11 +44,17 @@ def expert_products(
     weights_Tk: Float[Array, "T k"],
     gate_up_XDkF: Float[Array, "X D 2 F"],
     down_XFD: Float[Array, "X F D"],
+    *,
+    backend: str = "reference",
 ) -> Float[Array, "T D"]:
     """Weighted sum of each token's experts, in x's dtype. Ids outside 0..X-1 add nothing (experts of other shards).
 
-    Rows do not mix: a NaN token is NaN alone.
+    Rows do not mix: a NaN token is NaN alone. Any `backend` but the reference is a grouped matmul's name, and then the
+    way for any number of tokens; `NotImplementedError`, with the limit, for weights that it cannot do.
     """
+    if backend != "reference":
+        multiply = partial(grouped_matmul, backend=backend)
+        return grouped(x_TD, ids_Tk, weights_Tk, gate_up_XDkF, down_XFD, multiply=multiply)
     is_small = (gate_up_XDkF.size + down_XFD.size) * down_XFD.dtype.itemsize <= MAX_BYTES_THROUGH_ALL
     on_cpu = through_all if is_small else expert_by_expert
     elsewhere = through_all if x_TD.shape[0] <= MAX_TOKENS_THROUGH_ALL else grouped
@@ -86,7 +96,15 @@ def through_all(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF: Arr
     return hidden_TXF.reshape(-1, num_experts * ffn_size) @ down_XFD.reshape(num_experts * ffn_size, hidden_size)
 
 
-def grouped(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF: Array, down_XFD: Array) -> Array:
+def grouped(
+    x_TD: Array,
+    ids_Tk: Array,
+    weights_Tk: Array,
+    gate_up_XDkF: Array,
+    down_XFD: Array,
+    *,
+    multiply: Callable[[Array, Array, Array], Array] = lax.ragged_dot,
+) -> Array:
     """(token, expert) pairs sorted by expert, then one ragged product each way."""
     num_experts, ffn_size, hidden_size = down_XFD.shape
     num_active = ids_Tk.shape[1]
@@ -96,8 +114,8 @@ def grouped(x_TD: Array, ids_Tk: Array, weights_Tk: Array, gate_up_XDkF: Array, 
     token_P = order_P // num_active
     num_rows_X = jnp.sum(expert_P[:, None] == jnp.arange(num_experts)[None, :], axis=0, dtype=jnp.int32)
     gate_up_XDE = gate_up_XDkF.reshape(num_experts, hidden_size, 2 * ffn_size)
-    gate_up = lax.ragged_dot(x_TD[token_P], gate_up_XDE, num_rows_X).reshape(-1, 2, ffn_size)
-    out_PD = lax.ragged_dot(gated(gate_up), down_XFD, num_rows_X)
+    gate_up = multiply(x_TD[token_P], gate_up_XDE, num_rows_X).reshape(-1, 2, ffn_size)
+    out_PD = multiply(gated(gate_up), down_XFD, num_rows_X)
     out_PD = out_PD * weights_Tk.reshape(-1)[order_P][:, None].astype(x_TD.dtype)
     # Pairs of other shards come last, in no group: what stands in their rows means nothing.
     out_PD = jnp.where(is_mine_P[order_P][:, None], out_PD, 0)

@@ -33,6 +33,7 @@ class MoeConfig:
     scoring: str  # "sigmoid" or "softmax"
     normalise: bool
     scale: float
+    backend: str = "reference"  # of the experts' products
 
     def __post_init__(self) -> None:
         if self.num_experts % self.num_groups:
@@ -140,5 +141,7 @@ class Moe(nnx.Module):
         logits_TX = jnp.einsum("td,dx->tx", all_TD.astype(jnp.float32), self.router[...].astype(jnp.float32))
         ids_Tk, weights_Tk = route(logits_TX, self.correction_bias[...], self.config)
         local_ids_Tk = ids_Tk - parallel.expert_offset(self.gate_up.shape[0])
-        out_TD = expert_products(all_TD, local_ids_Tk, weights_Tk, self.gate_up[...], self.down[...])
+        out_TD = expert_products(
+            all_TD, local_ids_Tk, weights_Tk, self.gate_up[...], self.down[...], backend=self.config.backend
+        )
         return parallel.sum_slots_home(out_TD)

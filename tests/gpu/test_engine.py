@@ -4,6 +4,7 @@ Run on a machine with a GPU: ``python -m pytest --gpu tests/gpu``.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,10 @@ def test_the_guard_of_the_test_above_does_fire() -> None:
 # --- the Hopper kernels in the whole engine
 
 
-def outputs_of(dtype: str, backend: str, speculative_config: dict[str, str] | None) -> list[CompletionOutput]:
+TREE = {"method": "dynamic_tree", "num_speculative_tokens": 3, "tree_topk": 2, "tree_nodes": 6}
+
+
+def outputs_of(dtype: str, backend: str, speculative_config: dict[str, Any] | None) -> list[CompletionOutput]:
     llm = LLM(
         "tiny-mtp",
         dtype=dtype,
@@ -80,16 +84,20 @@ def outputs_of(dtype: str, backend: str, speculative_config: dict[str, str] | No
     return [output.outputs[0] for output in llm.generate(list(PROMPTS), params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("speculative_config", [None, {"method": "mtp"}], ids=["plain", "mtp"])
+@pytest.mark.parametrize("speculative_config", [None, {"method": "mtp"}, TREE], ids=["plain", "mtp", "tree"])
 def test_mosaic_gpu_gives_the_greedy_tokens_of_the_reference_in_float32(
-    speculative_config: dict[str, str] | None,
+    speculative_config: dict[str, Any] | None,
 ) -> None:
     expected = [output.token_ids for output in outputs_of("float32", "reference", None)]
     assert [output.token_ids for output in outputs_of("float32", "mosaic_gpu", speculative_config)] == expected
 
 
-def test_in_bfloat16_the_first_different_token_was_nearly_a_tie(capsys: pytest.CaptureFixture[str]) -> None:
-    reference, kernel = (outputs_of("bfloat16", backend, None) for backend in ("reference", "mosaic_gpu"))
+@pytest.mark.parametrize("speculative_config", [None, TREE], ids=["plain", "tree"])
+def test_in_bfloat16_the_first_different_token_was_nearly_a_tie(
+    speculative_config: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = outputs_of("bfloat16", "reference", None)
+    kernel = outputs_of("bfloat16", "mosaic_gpu", speculative_config)
     for prompt, expected, given in zip(PROMPTS, reference, kernel, strict=True):
         pairs = enumerate(zip(expected.token_ids, given.token_ids, strict=True))
         first = next((index for index, (one, other) in pairs if one != other), None)

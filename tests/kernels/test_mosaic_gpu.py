@@ -30,7 +30,9 @@ from kernels_pallas.paged_attention import (  # noqa: E402 - needs the module th
     mosaic_gpu_combine,
     mosaic_gpu_common,
     mosaic_gpu_latent,
+    mosaic_gpu_pieces,
     mosaic_gpu_schedule,
+    mosaic_gpu_tile,
 )
 
 KEY = jax.random.key(3)
@@ -42,14 +44,13 @@ CHUNK = replace(GQA, num_rows=40, committed_len=(70, 0, -1), page_size=32)  # of
 SPECS = {"gqa": GQA, "tree": TREE, "latent": LATENT, "wide": WIDE, "chunk": CHUNK}
 
 
-def run(*arrays: Any, config: PagedAttentionConfig, num_ctas: int = 3, score_chains: int = 1) -> jax.Array:
+def run(*arrays: Any, config: PagedAttentionConfig, num_ctas: int = 3) -> jax.Array:
     """The kernels in the interpreter, on so few CTAs that items are cut."""
     q, k, v, table, _, bits = arrays
     default = mosaic_gpu.default_tile(Problem.of(q, k, v, table, bits, config))
-    block = min(default.block, 64)  # and blocks so small that short contexts have several
-    tile = replace(
-        default, block=block, num_stages=2, num_ctas=num_ctas, min_share=1, overhead=1, score_chains=score_chains
-    )
+    tile = replace(default, num_ctas=num_ctas, min_share=1, overhead=1)
+    if config.v_channels <= mosaic_gpu_tile.MAX_NARROW:  # blocks so small that short contexts have several
+        tile = replace(tile, block=64, num_stages=2)
     interpret = plgpu.InterpretGPUParams()
     return mosaic_gpu.paged_attention_gpu(*arrays, config=config, tile=tile, interpret=interpret)
 
@@ -64,8 +65,16 @@ def test_float32(spec: ArgSpec) -> None:
     check(run, spec, make_inputs(spec, KEY))
 
 
-def test_scores_in_two_chains() -> None:
-    check(functools.partial(run, num_ctas=2, score_chains=2), WIDE, make_inputs(WIDE, KEY))
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(WIDE, committed_len=(260, 5, -1, 130), page_size=16, num_rows=4),
+        replace(WIDE, k_channels=512),  # no channels behind the values
+    ],
+    ids=["cut", "no tail"],
+)
+def test_wide_latent_values(spec: ArgSpec) -> None:
+    check(run, spec, make_inputs(spec, KEY))
 
 
 def test_a_nan_value_reaches_the_rows_that_attend_it_only() -> None:
@@ -106,7 +115,8 @@ def test_the_work_list_covers_every_block_once(lens: tuple[int, ...], num_ctas: 
             return carry
 
         with jax.disable_jit():
-            mosaic_gpu_schedule.for_each_part(layout, lens_B, jnp.int32(cta), note, jnp.int32(0))
+            share = mosaic_gpu_schedule.own_share(layout, lens_B, jnp.int32(cta))
+            mosaic_gpu_schedule.for_each_part(layout, lens_B, share, note, jnp.int32(0))
         for item, first, last in seen:
             covered[item, first:last] += 1
         shares.append(sum(last - first for _, first, last in seen))
@@ -193,8 +203,8 @@ def _without_last_part(original):
     return merge
 
 
-def _one_less(layout, bits, part, block, original=mosaic_gpu_common.visible):
-    return original(layout, bits, replace(part, committed_len=part.committed_len - 1), block)
+def _one_less(layout, bits, part, *where, original=mosaic_gpu_common.visible):
+    return original(layout, bits, replace(part, committed_len=part.committed_len - 1), *where)
 
 
 MUTANTS = {
@@ -212,22 +222,30 @@ LATENT_MUTANTS = {
     "nobody waits for keys, scores or weights": (mosaic_gpu_latent, "plgpu", _NoWait(1)),
     "rows attend one position less": (mosaic_gpu_latent, "visible", _one_less),
     "values behind the last row are not zeroed": (
-        mosaic_gpu_latent._Values,
+        mosaic_gpu_latent._Half,
         "clean",
-        lambda self, part, block, values: None,
+        lambda self, part, first, zero, stage: None,
     ),
     "channels are added to their neighbours": (
-        mosaic_gpu_latent._Values,
+        mosaic_gpu_latent._Half,
         "add_products",
-        lambda self, pieces, weights, values, original=mosaic_gpu_latent._Values.add_products: original(
-            self, pieces, weights, values[::-1]
+        lambda self, sums, weights, values, original=mosaic_gpu_latent._Half.add_products: original(
+            self, sums, weights, values[::-1]
         ),
     ),
     "the last channels are left out of the scores": (
-        mosaic_gpu_latent._Scores,
-        "add_scores",
-        lambda self, acc_refs, stage, first, end, original=mosaic_gpu_latent._Scores.add_scores: original(
-            self, acc_refs, stage, first, 512 if end == 576 and first == 0 else end
+        mosaic_gpu_pieces.Pieces,
+        "span",
+        lambda self, piece, original=mosaic_gpu_pieces.Pieces.span: (
+            original(self, piece) if piece < self.num else (512, 0)
+        ),
+    ),
+    "the peer's maxima are taken for one's own": (
+        mosaic_gpu_latent._Half,
+        "receive",
+        lambda self, zero, original=mosaic_gpu_latent._Half.receive: (
+            original(self, zero)[0],
+            plgpu.load(self.scratch["rows_smem"].at[self.index], layout=plgpu.Layout.WGMMA.reduce(1)),
         ),
     ),
 }
@@ -254,5 +272,6 @@ def test_a_fault_of_the_latent_kernel_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch, interpreter_reset: None
 ) -> None:
     monkeypatch.setattr(*LATENT_MUTANTS[name])
+    spec = replace(WIDE, committed_len=(150,))  # two blocks
     with pytest.raises((AssertionError, RuntimeError)):
-        check(functools.partial(run, num_ctas=2), WIDE, make_inputs(WIDE, KEY))
+        check(functools.partial(run, num_ctas=1), spec, make_inputs(spec, KEY))
