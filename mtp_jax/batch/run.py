@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -136,13 +136,13 @@ def run_batch(
 
 
 def _is_finished(output: epath.Path, team: Team, merged: bool) -> bool:
-    folder = output.with_name(output.name + ".parts")
-    if merged:
-        if not storage.exists(output):
-            return False
-        storage.remove_folder(folder)  # a kill came between the last two things to do
-        return True
-    return storage.exists(shard_file(output, team.share)) and not storage.names_in(folder)
+    """Whether all results are in their place; what a kill left behind of the removal of parts goes now."""
+    shares = [replace(team.share, index=index) for index in range(team.share.count)]
+    results = [output] if merged else [shard_file(output, share) for share in shares]
+    if not all(storage.exists(file) for file in results):
+        return False
+    storage.remove_folder(output.with_name(output.name + ".parts"))
+    return True
 
 
 def _finish(store: PartStore, num_lines: int, merged: bool) -> bool:

@@ -155,5 +155,6 @@ class EventLog(Watcher):
 
     def _say(self, event: str, **more: Any) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._file.write(json.dumps({"time": now, "event": event, **self._facts, **more}) + "\n")
+        clock_s = round(time.monotonic(), 3)  # for durations
+        self._file.write(json.dumps({"time": now, "clock_s": clock_s, "event": event, **self._facts, **more}) + "\n")
         self._file.flush()

@@ -1,6 +1,6 @@
 """A batch on the toy model, in this process or in one of its own.
 
-python -m tests.batch.toy_job INPUT OUTPUT [PROCESS NUM_PROCESSES]
+python -m tests.batch.toy_job INPUT OUTPUT [PROCESS NUM_PROCESSES [EVENTS]]
 """
 
 import functools
@@ -15,6 +15,7 @@ import jax
 from mtp_jax.batch import Summary, run_batch
 from mtp_jax.batch.shares import Share
 from mtp_jax.batch.team import ALONE, Team
+from mtp_jax.batch.watching import EventLog
 from mtp_jax.llm import LLM
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.testing.engines import without_optimizations
@@ -70,4 +71,6 @@ def team_of(process: int, num_processes: int) -> Team:
 
 if __name__ == "__main__":
     source, output, *place = sys.argv[1:]
-    run_toy_batch(Path(source), Path(output), resume=True, team=team_of(*map(int, place)) if place else ALONE)
+    team = team_of(*map(int, place[:2])) if place else ALONE
+    logs = [EventLog(Path(place[2]), {}, seconds_between=1)] if len(place) > 2 else []
+    run_toy_batch(Path(source), Path(output), resume=True, team=team, watchers=logs)

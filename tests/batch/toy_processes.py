@@ -15,9 +15,15 @@ from tests.architecture.repository import ROOT
 
 
 class ToyProcesses:
-    """`num_processes` of one job, each on `num_devices` fake devices; whatever still runs at the end is killed."""
+    """`num_processes` of one job, each on `num_devices` fake devices; whatever still runs at the end is killed.
 
-    def __init__(self, source: Path, output: Path, num_processes: int, *, num_devices: int = 1) -> None:
+    `events`: a folder for their event logs.
+    """
+
+    def __init__(
+        self, source: Path, output: Path, num_processes: int, *, num_devices: int = 1, events: Path | None = None
+    ) -> None:
+        self._events = events
         self.output = output
         self.parts = output.with_name(output.name + ".parts")
         self.errors = output.with_name("errors.txt")
@@ -46,6 +52,7 @@ class ToyProcesses:
         self._running = []
         for process in range(self._num_processes):
             command = [*self._command, str(process), str(self._num_processes)]
+            command += [] if self._events is None else [str(self._events / f"events-{process}.jsonl")]
             with self.errors.open("ab") as errors:
                 started = subprocess.Popen(command, cwd=ROOT, env=self._environment, stderr=errors)
             self._running.append(started)
