@@ -85,9 +85,9 @@ def caveat(speculative: SpeculativeConfig, params: SamplingParams) -> str | None
     >>> caveat(SpeculativeConfig(acceptance="rejection"), SamplingParams(temperature=1.0))
     "Equal tokens are not promised: rejection sampling keeps plain decoding's law, not its tokens."
     """
-    if speculative.is_lossy:
+    if speculative.keeps == "neither":
         return "Equal tokens are not promised: this way to accept drafts is lossy."
-    if speculative.acceptance == "rejection" and params.temperature > 0:
+    if speculative.keeps == "law" and params.temperature > 0:
         return "Equal tokens are not promised: rejection sampling keeps plain decoding's law, not its tokens."
     return None
 

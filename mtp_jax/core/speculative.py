@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.requirements import is_real, require_choice, require_int, require_name
+from mtp_jax.core.rule_facts import RULE_FACTS, facts_of
 from mtp_jax.core.topology import CHAIN, DEFAULT_TREE_TOPK, Topology, Tree
 
 NEAR_LIMIT_RULES = ("row_cap", "group_zero")
@@ -86,7 +87,7 @@ class SpeculativeConfig:
         require_choice("near_limit", self.near_limit, NEAR_LIMIT_RULES)
         require_name("acceptance", self.acceptance)
         if isinstance(self.draft_sampling, _UnaskedName):
-            following = "probabilistic" if self.acceptance == "rejection" else "coupled"
+            following = facts_of(self.acceptance).draft_samplings[0]
             object.__setattr__(self, "draft_sampling", _UnaskedName(following))
         require_choice("draft_sampling", self.draft_sampling, DRAFT_SAMPLINGS)
         require_int("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_LEN)
@@ -160,33 +161,25 @@ class SpeculativeConfig:
             )
 
     def _check_acceptance(self) -> None:
-        is_rejection = self.acceptance == "rejection"
-        if is_rejection and self.draft_sampling == "coupled":
+        allowed = facts_of(self.acceptance).draft_samplings
+        if self.draft_sampling not in allowed:
             raise ConfigError(
-                'draft_sampling is \'coupled\', which goes with acceptance="match"; acceptance="rejection" takes '
-                "'probabilistic' or 'greedy' drafts."
-            )
-        if not is_rejection and self.draft_sampling == "probabilistic":
-            raise ConfigError(
-                f"draft_sampling is 'probabilistic', whose law acceptance={self.acceptance!r} would not look at; "
-                "it takes 'coupled' or 'greedy' drafts."
+                f"draft_sampling is {self.draft_sampling!r}, and acceptance={self.acceptance!r} takes "
+                f"{' or '.join(map(repr, allowed))} drafts."
             )
         if not isinstance(self.block_verification, bool):
             raise ConfigError(f"block_verification is {self.block_verification!r}; it must be True or False.")
-        if self.block_verification and not is_rejection:
-            raise ConfigError(f'block_verification goes with acceptance="rejection", not {self.acceptance!r}.')
-        self._check_relaxed()
-        if self.synthetic_acceptance is not None:
-            self._check_synthetic(self.synthetic_acceptance)
-
-    def _check_relaxed(self) -> None:
-        for name in ("relaxed_topk", "relaxed_delta"):
-            if getattr(self, name) is not None and self.acceptance != "relaxed":
-                raise ConfigError(f'{name} goes with acceptance="relaxed", not {self.acceptance!r}.')
+        for rule, facts in RULE_FACTS.items():
+            for name in facts.options:
+                value = getattr(self, name)
+                if rule != self.acceptance and value is not None and value is not False:
+                    raise ConfigError(f'{name} goes with acceptance="{rule}", not {self.acceptance!r}.')
         if self.relaxed_topk is not None:
             require_int("relaxed_topk", self.relaxed_topk, 1, None)
         if self.relaxed_delta is not None and not (is_real(self.relaxed_delta) and 0 <= self.relaxed_delta <= 1):
             raise ConfigError(f"relaxed_delta is {self.relaxed_delta!r}; it must be a number from 0 to 1.")
+        if self.synthetic_acceptance is not None:
+            self._check_synthetic(self.synthetic_acceptance)
 
     def _check_synthetic(self, shares: Sequence[float]) -> None:
         if not isinstance(shares, list | tuple) or not all(is_real(share) and 0 <= share <= 1 for share in shares):
@@ -205,8 +198,10 @@ class SpeculativeConfig:
             )
         if self.block_verification:
             raise ConfigError("block_verification does nothing under synthetic_acceptance; leave one of them out.")
-        if self.acceptance == "relaxed":
-            raise ConfigError('acceptance="relaxed" does nothing under synthetic_acceptance; leave one of them out.')
+        if facts_of(self.acceptance).keeps == "neither":
+            raise ConfigError(
+                f'acceptance="{self.acceptance}" does nothing under synthetic_acceptance; leave one of them out.'
+            )
         object.__setattr__(self, "synthetic_acceptance", tuple(float(share) for share in shares))
 
     def limited_to(self, max_draft_len: int) -> "SpeculativeConfig":
@@ -233,7 +228,12 @@ class SpeculativeConfig:
     @property
     def is_lossy(self) -> bool:
         """Whether tokens may be written that plain decoding would not write, or not as often."""
-        return self.acceptance == "relaxed" or self.synthetic_acceptance is not None
+        return self.keeps == "neither"
+
+    @property
+    def keeps(self) -> Literal["tokens", "law", "neither"]:
+        """What of plain decoding is kept whatever is drafted: its very tokens, their law, or neither."""
+        return facts_of(self.acceptance).keeps if self.synthetic_acceptance is None else "neither"
 
     def _check_schedule(self, schedule: Mapping[int, int]) -> None:
         if not schedule:

@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 
 from mtp_jax.core.config import EngineConfig
+from mtp_jax.core.rule_facts import RULE_FACTS, facts_of
 from mtp_jax.core.sampling_params import RequestLimits
 from mtp_jax.engine.pages import pages_for
 from mtp_jax.engine.requests import Request
@@ -60,9 +61,10 @@ def _ends_with(text: Sequence[object], end: Sequence[object]) -> bool:
 
 def _useless_thinking_tokens(request: Request, config: EngineConfig) -> str | None:
     rule = config.speculative.acceptance
-    if request.params.thinking_token_ids is None or rule == "relaxed":
+    if request.params.thinking_token_ids is None or facts_of(rule).reads_thinking:
         return None
-    return f'thinking_token_ids goes with acceptance="relaxed", and this engine has {rule!r}; leave it out.'
+    readers = " or ".join(f'"{name}"' for name, facts in RULE_FACTS.items() if facts.reads_thinking)
+    return f"thinking_token_ids goes with acceptance={readers}, and this engine has {rule!r}; leave it out."
 
 
 def _bad_prompt(request: Request, config: EngineConfig, vocab_size: int) -> str | None:

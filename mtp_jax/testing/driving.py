@@ -129,5 +129,5 @@ def _check_finished(engine: Engine, request: Request, last: Progress, deltas: li
             limit=state.limit,
             stop_ids=request.stop_ids,
             page_size=engine.config.cache.page_size,
-            emits_target_tokens=spec.acceptance == "match" and spec.synthetic_acceptance is None,
+            emits_target_tokens=spec.keeps == "tokens",
         )
