@@ -38,12 +38,12 @@ def engine_config(
 ) -> EngineConfig:
     """The engine's configuration from `LLM`'s options; what cannot be honoured is refused.
 
-    `max_model_len`: tokens of a prompt and its answer together (None: the model's own limit). `max_num_seqs`: slots, so
-    requests decoded at once. `block_size`: positions of a page; `num_kv_blocks`: pages (None: every slot can be full).
-    Slots and pages are those of the whole mesh. `attention_backend`, `moe_backend`: names in the tables of
-    `kernels_pallas`, for attention also "auto". `mesh`: devices by axis, such as `{"data": 2, "model": 4}`. `readback_depth`: launches that may be under way
-    when the next one is made, 0 to 2; `async_scheduling=False` means 0. `prefill_chunk`: most prompt tokens of a launch.
-    `seed`: of requests that bring none.
+    `max_model_len`: tokens of a prompt and its answer together (None: the model's own limit). `max_num_seqs`: slots,
+    so requests decoded at once. `block_size`: positions of a page; `num_kv_blocks`: pages (None: every slot can be
+    full). Slots and pages are those of the whole mesh. `attention_backend`, `moe_backend`: names in the tables of
+    `kernels_pallas`, for attention also "auto". `mesh`: devices by axis, such as `{"data": 2, "model": 4}`.
+    `readback_depth`: launches that may be under way when the next one is made, 0 to 2; `async_scheduling=False` means
+    0. `prefill_chunk`: most prompt tokens of a launch. `seed`: of requests that bring none.
     """
     for name, value in {"async_scheduling": async_scheduling, "enable_prefix_caching": enable_prefix_caching}.items():
         if not isinstance(value, bool):

@@ -91,8 +91,8 @@ class RequestMetrics:
 
     Of a tree `num_draft_tokens` counts every node, the lists by position count paths: a step adds one for each level
     that its tree reached, or that was accepted.
-    `num_steps`: decode steps read; `draft_lens`: K of each. By place j in a chain: `drafted_per_pos[j]` steps made a draft
-    there, and in `accepted_per_pos[j]` of them it stood and all before it did.
+    `num_steps`: decode steps read; `draft_lens`: K of each. By place j in a chain: `drafted_per_pos[j]` steps made a
+    draft there, and in `accepted_per_pos[j]` of them it stood and all before it did.
     """
 
     num_steps: int = 0
