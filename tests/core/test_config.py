@@ -226,7 +226,7 @@ def test_an_engine_configuration_is_checked_at_start(fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(("fields", "named"), [({"page_size": 0}, "block_size"), ({"num_pages": 0}, "num_kv_blocks")])
 def test_the_cache_is_named_as_the_user_knows_it(fields: dict[str, int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        CacheConfig(**fields)
+        CacheConfig(**fields)  # type: ignore[arg-type]
 
 
 def test_configurations_are_hashable_and_frozen() -> None:
