@@ -23,12 +23,16 @@ _NO_CLUSTER = "give --process-id and --num-processes instead."
 
 @dataclass(frozen=True)
 class Team:
-    """This process among the others. `is_together`: they run one engine, so all must join its steps."""
+    """This process among the others. `is_together`: they run one engine, so all must join its steps.
+
+    `on_host`: its number among those of its host, where the cluster says so.
+    """
 
     share: Share
     process: int = 0
     num_processes: int = 1
     is_together: bool = False
+    on_host: int = 0
 
     def wait(self) -> None:
         """Until all processes of one engine are here; independent ones never wait."""
@@ -54,6 +58,11 @@ class Place:
     process: int
     num_processes: int
     local_devices: tuple[int, ...] | None = None
+
+    @property
+    def on_host(self) -> int:
+        """Clusters that start a process for each device give it the device of its number; others start one a host."""
+        return 0 if self.local_devices is None else self.local_devices[0]
 
 
 def place_by_options(coordinator: str | None, process: int | None, num_processes: int | None) -> Place:
@@ -103,7 +112,7 @@ def team_of(place: Place, mesh: Mapping[str, int]) -> Team:
     placement = Placement.of(MeshConfig(**mesh))
     shards = [placement.shards_of(process) for process in range(place.num_processes)]
     share = shares_of(shards, mesh.get("data", 1))[place.process]
-    return Team(share, place.process, place.num_processes, is_together=True)
+    return Team(share, place.process, place.num_processes, is_together=True, on_host=place.on_host)
 
 
 def independent(place: Place, mesh: Mapping[str, int] | None) -> tuple[Team, dict[str, int] | None]:
@@ -122,7 +131,7 @@ def independent(place: Place, mesh: Mapping[str, int] | None) -> tuple[Team, dic
     own = dict(mesh) if mesh is not None else ({"data": num_devices} if num_devices > 1 else None)
     shards = (place.process,)
     share = Share(place.process, place.num_processes, shards, place.num_processes)
-    return Team(share, place.process, place.num_processes), own
+    return Team(share, place.process, place.num_processes, on_host=place.on_host), own
 
 
 def describe(team: Team) -> dict[str, Any]:

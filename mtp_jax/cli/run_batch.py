@@ -35,7 +35,12 @@ def add_options(parser: Parser) -> None:
         help="results also say how each token came, and when: for mtp-jax report (a line is several times as long)",
     )
     watch = parser.add_argument_group("watching").add_argument
-    watch("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics here, under vLLM's names")
+    watch(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve Prometheus metrics here, under vLLM's names; the second process of a host (Slurm, MPI) one further",
+    )
     watch("--event-log", metavar="FILE", help="JSONL of what happens; of several processes one file each")
     parser.add_argument(
         "--max-num-seqs", type=int, default=8, metavar="N", help="requests decoded at once (default: %(default)s)"
@@ -99,7 +104,7 @@ def run(options: Namespace) -> None:
 def _watchers(options: Namespace, team: Team) -> list[Watcher]:
     watchers: list[Watcher] = [Bar()]
     if options.metrics_port is not None:
-        watchers.append(Endpoint(options.metrics_port, str(options.model), team.process))
+        watchers.append(Endpoint(options.metrics_port + team.on_host, str(options.model), team.process))
     if options.event_log is not None:
         file = Path(options.event_log)
         if team is not ALONE:

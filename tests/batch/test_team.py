@@ -82,5 +82,6 @@ def test_slurm_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(f"SLURM_{name}", value)
     place = place_by_cluster()
     assert (place.process, place.num_processes, place.local_devices) == (3, 4, (1,))
+    assert place.on_host == 1
     assert place.coordinator is not None
     assert place.coordinator.startswith("node1:")

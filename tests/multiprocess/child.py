@@ -184,7 +184,14 @@ def run_a_batch(options: dict[str, Any]) -> None:
 
     output = options["folder"] + "/out.jsonl"
     summary = run_batch(
-        make_llm, [options["folder"] + "/in.jsonl"], output, model="toy", job={}, team=team, lines_per_part=5
+        make_llm,
+        [options["folder"] + "/in.jsonl"],
+        output,
+        model="toy",
+        job={},
+        team=team,
+        resume=True,
+        lines_per_part=5,
     )
     print(f"right: {summary.num_lines} lines, {summary.is_complete}", flush=True)
 

@@ -1,6 +1,7 @@
 """A batch on one engine that spans processes: unequal shares, an empty one, and processes that share a data shard."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from mtp_jax.testing.toy_family import ToyFamily
 from tests.batch.test_run import answer, expected
 from tests.batch.toy_job import good_line
-from tests.multiprocess.test_vote import run_processes
+from tests.multiprocess.test_vote import run_processes, started
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,27 @@ def test_one_engine_over_two_processes(tmp_path: Path, mesh: tuple[int, int]) ->
     assert all(line.startswith(f"right: {num_lines} lines") for line in said)
     assert any(line.endswith("True") for line in said)  # two that end at the same moment may both merge
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", [(2, 1), (1, 2)], ids=["a data shard each", "one data shard for both"])
+def test_killed_in_the_middle_one_engine_goes_on_at_the_next_start(tmp_path: Path, mesh: tuple[int, int]) -> None:
+    """One process is killed; the other ends by itself. Then both start again."""
+    lines = [good_line(number) for number in range(400)]
+    (tmp_path / "in.jsonl").write_bytes(b"".join(lines))
+    parts = tmp_path / "out.jsonl.parts"
+    options = {"local_devices": 1, "mesh": mesh, "case": "batch", "folder": str(tmp_path)}
+    for victim in range(2):
+        with started(2, **options) as processes:
+            seen = len([*parts.glob("part-*")])
+            while len([*parts.glob("part-*")]) < seen + 3:
+                time.sleep(0.01)
+                assert processes[0][0].poll() is None, processes[0][2].read_text()[-3000:]
+            processes[victim][0].kill()
+            assert processes[1 - victim][0].wait(timeout=120) != 0
+        assert not (tmp_path / "out.jsonl").exists()
+    ended = run_processes(2, **options, limit_s=300)
+    for process in ended:
+        assert process.status == 0, process.errors[-3000:]
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [answer(one) for one in results] == [expected(raw.rstrip(b"\n"), ToyFamily(vocab_size=30)) for raw in lines]
