@@ -49,10 +49,11 @@ class Stopping:
     """An engine that is interrupted after some answers."""
 
     def __init__(self, llm: LLM, num_answers: int) -> None:
-        self.llm, self.num_answers, self.engine = llm, num_answers, llm.engine
+        self.llm, self.num_answers = llm, num_answers
+        self.engine, self.tokenizer = llm.engine, llm.tokenizer
 
-    def generate_each(self, requests: Any) -> Iterator[Any]:
-        for count, pair in enumerate(self.llm.generate_each(requests)):
+    def generate_each(self, requests: Any, *, wants_trace: bool) -> Iterator[Any]:
+        for count, pair in enumerate(self.llm.generate_each(requests, wants_trace=wants_trace)):
             if count == self.num_answers:
                 raise Stop
             yield pair
