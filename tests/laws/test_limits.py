@@ -1,6 +1,7 @@
 """Law: nothing past the limit or after a stop is ever emitted, and the count is exact."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from mtp_jax.testing.engines import poison, restart, written_positions
 from mtp_jax.testing.oracle import plain_decode
 from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.strategies import prompts
-from tests.laws.support import PAGES_OF_1, THREE_SLOTS, assert_plain, plain, request, toy
+from tests.laws.support import ENGINES, PAGES_OF_1, THREE_SLOTS, assert_plain, plain, request, toy
 
 KMAX = 3
 
@@ -77,6 +78,23 @@ def test_b18_an_accepted_stop_cuts_the_run(engine: Engine, position: int, stop_i
     metrics = last.state.metrics
     assert metrics.num_accepted_tokens <= len(last.state.tokens) - 1
     assert sum(len(record.emitted) for record in last.state.records) == cut
+
+
+@pytest.mark.parametrize("build", ENGINES.values(), ids=ENGINES)
+def test_b18_a_stop_cuts_the_run_whoever_drafts(build: Callable[[], Engine]) -> None:
+    """Each token of a text as its stop; drafts past it are not counted as accepted."""
+    engine = build()
+    text = plain(engine, request("free", (1, 1, 2, 3), temperature=0.0, max_tokens=16)).tokens
+    for stop in dict.fromkeys(text):
+        one = request("a", (1, 1, 2, 3), temperature=0.0, max_tokens=16, stop_token_ids=(stop,))
+        running = restart(engine)
+        run = run_plan(running, [one])
+        assert_plain(running, [one], run)
+        state = run.finished["a"].state
+        assert state.tokens[-1] == stop
+        accepted = [record.num_accepted for record in state.records]
+        assert state.metrics.num_accepted_tokens == sum(accepted)
+        assert sum(len(record.emitted) for record in state.records) == len(state.tokens) - 1
 
 
 def test_bug_b25_a_stop_is_seen_at_every_place_of_a_run(engine: Engine) -> None:
