@@ -96,8 +96,6 @@ def join(place: Place, mesh: Mapping[str, int]) -> Team:
     """One engine over all processes: connects them, and shares the lines out by data shard."""
     if place.coordinator is None and place.num_processes > 1:
         raise ConfigError("a mesh over several processes needs --coordinator HOST:PORT, of process 0.")
-    if jax.config.read("jax_platforms") == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         place.coordinator,
         place.num_processes,

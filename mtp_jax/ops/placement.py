@@ -164,6 +164,8 @@ class Placement:
         sharding = self.sharding(spec)
         if jax.process_count() == 1:
             return jax.device_put(x, sharding)
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:  # loaded onto the mesh, part by part
+            return x if x.sharding.is_equivalent_to(sharding, x.ndim) else jax.device_put(x, sharding)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     def build(self, make: Callable[[], Any], specs: Any) -> Any:

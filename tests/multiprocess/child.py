@@ -24,13 +24,14 @@ def main(options: dict[str, Any]) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_num_cpu_devices", options["local_devices"])
-    jax.distributed.initialize(
-        f"127.0.0.1:{options['port']}",
-        options["num_processes"],
-        options["process"],
-        initialization_timeout=60,
-        heartbeat_timeout_seconds=HEARTBEAT_S,
-    )
+    if options["case"] not in CONNECT_THEMSELVES:
+        jax.distributed.initialize(
+            f"127.0.0.1:{options['port']}",
+            options["num_processes"],
+            options["process"],
+            initialization_timeout=60,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+        )
     CASES[options["case"]](options)
     print("all right", flush=True)
 
@@ -159,13 +160,13 @@ def engine_of(options: dict[str, Any], *, slots_per_shard: int = 1) -> Any:
 def run_a_batch(options: dict[str, Any]) -> None:
     """One engine over all processes answers a file whose lines belong to one data shard, then a whole one."""
     from mtp_jax.batch import run_batch
-    from mtp_jax.batch.team import Place, team_of
+    from mtp_jax.batch.team import Place, join
     from mtp_jax.llm import LLM
     from mtp_jax.testing.engines import without_optimizations
     from mtp_jax.testing.toy_family import ToyFamily
 
     mesh: dict[str, int] = dict(zip(("data", "model"), options["mesh"], strict=True))
-    team = team_of(Place(None, options["process"], options["num_processes"]), mesh)
+    team = join(Place(f"127.0.0.1:{options['port']}", options["process"], options["num_processes"]), mesh)
     family = ToyFamily(vocab_size=30)
 
     def make_llm() -> LLM:
@@ -204,6 +205,8 @@ CASES: dict[str, Callable[[dict[str, Any]], None]] = {
     "batch": run_a_batch,
     "death": die_in_the_middle,
 }
+
+CONNECT_THEMSELVES = {"batch"}
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
