@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.paged_attention import select_backend
+from kernels_pallas.paged_attention import BACKENDS, select_backend
 from mtp_jax.acceptance.registry import rule_of
 from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
@@ -74,7 +74,24 @@ def engine_config(
         readback_depth=readback_depth,
         seed=seed,
     )
-    return config if async_scheduling else replace(config, readback_depth=0)
+    if not async_scheduling:
+        if readback_depth > 1:
+            raise ConfigError(
+                f"async_scheduling=False reads results at once; readback_depth={readback_depth} says otherwise."
+            )
+        config = replace(config, readback_depth=0)
+    _check_overlap(config)
+    return config
+
+
+def _check_overlap(config: EngineConfig) -> None:
+    """With launches in flight the host's lengths are bounds: no use to a backend that takes them from there."""
+    name = config.attention_backend
+    if config.readback_depth > 0 and not BACKENDS[name].supports_device_lengths:
+        raise ConfigError(
+            f"attention_backend {name!r} needs lengths on the host, which are known only once results are read: "
+            "use async_scheduling=False."
+        )
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

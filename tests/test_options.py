@@ -1,9 +1,11 @@
 """Options of `LLM`: what is unknown or cannot be honoured is refused by name, before anything is loaded."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from kernels_pallas.paged_attention import BACKENDS
 from mtp_jax import LLM, ConfigError
 from mtp_jax.options import engine_config
 from mtp_jax.testing.toy_family import ToyFamily
@@ -43,7 +45,17 @@ def test_a_variant_that_no_table_has_is_refused_before_anything_is_compiled(opti
 def test_a_depth_is_checked_although_it_is_not_used() -> None:
     with pytest.raises(ConfigError, match="readback_depth"):
         engine_config(ToyFamily(), None, async_scheduling=False, readback_depth=7)
-    assert engine_config(ToyFamily(), None, async_scheduling=False, readback_depth=2).readback_depth == 0
+    with pytest.raises(ConfigError, match="readback_depth=2 says otherwise"):
+        engine_config(ToyFamily(), None, async_scheduling=False, readback_depth=2)
+
+
+def test_b12_overlap_is_refused_to_a_backend_that_needs_lengths_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = dataclasses.replace(BACKENDS["reference"], supports_device_lengths=False)
+    monkeypatch.setitem(BACKENDS, "limited", limited)
+    with pytest.raises(ConfigError, match=r"'limited' needs lengths on the host.*async_scheduling=False"):
+        engine_config(ToyFamily(), None, attention_backend="limited")
+    config = engine_config(ToyFamily(), None, attention_backend="limited", async_scheduling=False)
+    assert config.readback_depth == 0
 
 
 @pytest.mark.parametrize("mesh", [None, {}, {"data": 1}, {"data": 1, "model": 1}])

@@ -40,6 +40,7 @@ def run(options: Namespace) -> None:
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
         "moe_backend": options.moe_backend,
+        "enable_prefix_caching": False,
         "prefill_chunk": 64,
     }
     prompts = near_limit_prompts(model.family.vocab_size, max_model_len, options.requests)

@@ -85,9 +85,10 @@ def _bad_prompt(request: Request, config: EngineConfig, vocab_size: int) -> str 
 def _too_large(request: Request, config: EngineConfig) -> str | None:
     num_tokens = min(len(request.prompt) + request.params.max_tokens, config.max_model_len)
     needed = pages_for(num_tokens - 1, config.cache.page_size)
-    if needed > config.num_pages:
+    if needed > config.pages_per_shard:
+        has = "the cache has" if config.mesh.data == 1 else "the cache of a data shard has"
         return (
             f"The request needs {needed} KV blocks of {config.cache.page_size} tokens for its {num_tokens} tokens; "
-            f"the cache has {config.num_pages}. Lower max_tokens or raise num_kv_blocks."
+            f"{has} {config.pages_per_shard}. Lower max_tokens or raise num_kv_blocks."
         )
     return None

@@ -175,6 +175,9 @@ class Engine:
         except jax.errors.JaxRuntimeError as error:
             self._failure = f"A step failed on a device, or another process is gone: {str(error).splitlines()[0]}"
             raise EngineFailed(self._failure) from error
+        except InvariantError as error:
+            self._failure = f"The engine's books do not add up: {error}"  # nothing is launched by them any more
+            raise
 
     def _launch_and_read(self) -> list[Progress]:
         decision = self.group.decide()

@@ -29,7 +29,7 @@ class Totals:
     num_slot_steps: int = 0
     num_emitted_tokens: int = 0
     num_preemptions: int = 0
-    num_prefix_queries: int = 0  # prompt tokens of requests that were seated
+    num_prefix_queries: int = 0  # tokens to prefill of requests that were seated, once more where they are resumed
     num_prefix_hits: int = 0  # of these, tokens in pages that were there already
 
 
@@ -247,7 +247,8 @@ class Scheduler:
             scored=request.prompt[slot.prefilled + 1 :][:num_tokens] if wants_scores else (),
         )
         if not slot.has_launched:
-            slot.state.metrics.num_cached_tokens = slot.prefilled
+            if slot.pending_token is None:  # what a resumed request finds may be its own
+                slot.state.metrics.num_cached_tokens = slot.prefilled
             self.totals.num_prefix_queries += len(slot.prompt)
             self.totals.num_prefix_hits += slot.prefilled
         slot.launched_prefill(num_tokens)

@@ -266,11 +266,14 @@ class Outcomes:
 
 
 class HostModel:
-    """`Engine.step` with a `FakeDevice`: the scheduler, its books and a readback queue of any depth."""
+    """`Engine.step` with a `FakeDevice`: the scheduler, its books and a readback queue of any depth.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `lookahead`: that of a proposer, see `engine.prefixes`.
+    """
+
+    def __init__(self, config: EngineConfig, *, lookahead: int = 0) -> None:
         self.config = config
-        self.group = Group(config, ShapeGrid.of(config), lambda: ScriptedDraftLen((0,)))
+        self.group = Group(config, ShapeGrid.of(config), lambda: ScriptedDraftLen((0,)), lookahead=lookahead)
         self.scheduler = self.group.shards[0]
         self._shard = ShardModel(self.scheduler)
         self.device = self._shard.device

@@ -28,9 +28,18 @@ from mtp_jax.testing.fake_device import Outcomes, ShardModel
 class ProcessModel:
     """One process: its group, its shards' devices, and the launches in flight."""
 
-    def __init__(self, config: EngineConfig, num_shards: int, policies: Sequence[DraftLenPolicy]) -> None:
+    def __init__(
+        self, config: EngineConfig, num_shards: int, policies: Sequence[DraftLenPolicy], lookahead: int = 0
+    ) -> None:
         each = iter(policies)
-        self.group = Group(config, ShapeGrid.of(config), lambda: next(each), num_shards=num_shards, is_voting=True)
+        self.group = Group(
+            config,
+            ShapeGrid.of(config),
+            lambda: next(each),
+            num_shards=num_shards,
+            is_voting=True,
+            lookahead=lookahead,
+        )
         self.shards = tuple(map(ShardModel, self.group.shards))
         self.outcomes = Outcomes(config)
         self.in_flight: deque[tuple[LaunchDecision, Wish]] = deque()
@@ -57,6 +66,8 @@ class MeshModel:
         config: EngineConfig,
         shards_per_process: Sequence[int],
         policies: Sequence[DraftLenPolicy] | None = None,
+        *,
+        lookahead: int = 0,
     ) -> None:
         if sum(shards_per_process) != config.mesh.data:
             raise ValueError(f"{shards_per_process} shards of processes for a mesh of {config.mesh.data}")
@@ -66,7 +77,7 @@ class MeshModel:
         policies = list(policies or [FixedDraftLen()] * config.mesh.data)
         self.processes: list[ProcessModel] = []
         for num_shards in shards_per_process:
-            self.processes.append(ProcessModel(config, num_shards, policies[:num_shards]))
+            self.processes.append(ProcessModel(config, num_shards, policies[:num_shards], lookahead))
             del policies[:num_shards]
 
     @property

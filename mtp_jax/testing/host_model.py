@@ -44,6 +44,7 @@ class HostMachine(RuleBasedStateMachine):
         num_spare_pages=st.integers(0, 8),
         near_limit=st.sampled_from(("row_cap", "group_zero")),
         chunk=st.sampled_from((1, 4, 64)),
+        lookahead=st.integers(0, 3),
     )
     def start(
         self,
@@ -55,6 +56,7 @@ class HostMachine(RuleBasedStateMachine):
         num_spare_pages: int,
         near_limit: str,
         chunk: int,
+        lookahead: int,
     ) -> None:
         """An engine's books; the pool holds one request of full length and `num_spare_pages` more.
 
@@ -71,7 +73,8 @@ class HostMachine(RuleBasedStateMachine):
                 speculative=_speculative(max_draft_len, tree, near_limit),
                 prefill_chunk=chunk,
                 readback_depth=depth,
-            )
+            ),
+            lookahead=lookahead,
         )
 
     @rule(

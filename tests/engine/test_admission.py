@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mtp_jax.core.config import EngineConfig, FinishReason, SamplingParams
+from mtp_jax.core.config import CacheConfig, EngineConfig, FinishReason, MeshConfig, SamplingParams
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import Request
@@ -83,6 +83,18 @@ def test_a_request_that_the_pool_can_never_hold_is_rejected_alone() -> None:
     last = served_beside(bad, num_pages=9)
     assert last.error == (
         "The request needs 10 KV blocks of 4 tokens for its 40 tokens; the cache has 9. "
+        "Lower max_tokens or raise num_kv_blocks."
+    )
+
+
+def test_on_a_mesh_a_request_must_fit_the_pages_of_one_data_shard() -> None:
+    config = EngineConfig(
+        max_model_len=48, max_num_seqs=2, mesh=MeshConfig(data=2), cache=CacheConfig(page_size=4, num_pages=20)
+    )
+    fits, too_long = (request("a", (1,) * 10, max_tokens=max_tokens) for max_tokens in (31, 32))
+    assert problem_with(fits, config, vocab_size=29) is None
+    assert problem_with(too_long, config, vocab_size=29) == (
+        "The request needs 11 KV blocks of 4 tokens for its 42 tokens; the cache of a data shard has 10. "
         "Lower max_tokens or raise num_kv_blocks."
     )
 

@@ -77,10 +77,14 @@ def test_requests_seated_together_share_what_the_first_of_them_has_launched() ->
 def test_a_request_that_was_preempted_finds_its_own_prompt_again() -> None:
     engine = THREE_SLOTS()
     requests = [request("0", BEGINNING, max_tokens=12)]
-    run = serve(engine, requests, Plan(events=(Event(4, Action.PREEMPT, 0),)))
+    hits: list[int] = []
+    plan = Plan(events=(Event(4, Action.PREEMPT, 0),))
+    running = restart(engine, policy=FixedDraftLen())
+    run = run_plan(running, requests, plan, after_step=lambda one: hits.append(one.group.totals.num_prefix_hits))
     assert_plain(engine, requests, run)
+    assert hits[-1] == 16
     assert run.finished["0"].state.metrics.num_preemptions == 1
-    assert num_cached(run) == [16]
+    assert num_cached(run) == [0]  # no other request filled them
 
 
 def test_penalties_count_tokens_of_pages_that_others_filled() -> None:

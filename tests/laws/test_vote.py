@@ -12,6 +12,7 @@ from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.group import Group
 from mtp_jax.engine.vote import Wish, agree, shape_of
 from mtp_jax.policies.fixed import FixedDraftLen
+from mtp_jax.policies.gate import AcceptanceGate
 from mtp_jax.policies.schedule import ScheduledDraftLen
 from mtp_jax.testing.checks import CheckFailed
 from mtp_jax.testing.fake_device import expected_end, numbered_request
@@ -54,32 +55,35 @@ def meshes(draw: st.DrawFn) -> MeshModel:
         num_pages=pages,
         chunk=draw(st.sampled_from((1, 4, 8, 64))),
     )
-    return MeshModel(config, shards_per_process, draw(wishes_per_shard(data, 3)))
+    return MeshModel(config, shards_per_process, draw(wishes_per_shard(data, 3)), lookahead=draw(st.integers(0, 2)))
 
 
 @given(mesh=meshes(), data=st.data())
 def test_b21_all_processes_launch_the_same_programs(mesh: MeshModel, data: st.DataObject) -> None:
-    """Requests near their limits, unequal work, none, late work, preemptions: the model raises where shapes part."""
-    number = 0
+    """Requests near their limits, unequal work, none, late work, preemptions: the model raises where shapes part.
+
+    There are two texts, so prompts share pages within a shard.
+    """
+    names: list[str] = []
     for _ in range(data.draw(st.integers(1, 14))):
         action = data.draw(st.sampled_from(("submit", "submit", "step", "step", "step", "preempt")))
         process = data.draw(st.integers(0, len(mesh.processes) - 1))
         if action == "submit":
             request = numbered_request(
-                number,
+                100 * len(names) + data.draw(st.integers(0, 1)),
                 prompt_len=data.draw(st.integers(1, 23)),
                 max_tokens=data.draw(st.integers(1, 12)),
                 stop_after=data.draw(st.none() | st.integers(0, 6)),
             )
             mesh.submit(process, request)
-            number += 1
+            names.append(request.request_id)
         elif action == "step":
             mesh.step(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
-        elif number:
-            mesh.preempt(process, str(data.draw(st.integers(0, number - 1))))
+        elif names:
+            mesh.preempt(process, data.draw(st.sampled_from(names)))
         mesh.check()
     mesh.finish()
-    assert len(mesh.finished) == number
+    assert mesh.finished.keys() == set(names)
 
 
 def test_the_model_sees_a_process_that_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +100,60 @@ def test_the_model_sees_a_process_that_goes_its_own_way(monkeypatch: pytest.Monk
     )
     with pytest.raises(CheckFailed, match="different programs"):
         mesh.finish()
+
+
+@given(data=st.data(), depth=st.integers(0, 2), lookahead=st.integers(0, 2))
+def test_processes_that_share_a_data_shard_keep_the_same_books(data: st.DataObject, depth: int, lookahead: int) -> None:
+    """Their books are functions of requests and records alone: two that are told the same hold the same pages."""
+    config = config_of(2, depth=depth, num_pages=14, chunk=4)
+    twins = [MeshModel(config, (1, 1), lookahead=lookahead) for _ in range(2)]
+    names: list[str] = []
+    for _ in range(data.draw(st.integers(1, 14))):
+        action = data.draw(st.sampled_from(("submit", "step", "step", "preempt")))
+        process = data.draw(st.integers(0, 1))
+        if action == "submit":
+            names.append(str(100 * len(names) + data.draw(st.integers(0, 1))))
+            length = data.draw(st.integers(1, 20))
+            for mesh in twins:
+                mesh.submit(process, numbered_request(int(names[-1]), prompt_len=length, max_tokens=6))
+        elif action == "step":
+            num_right = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+            for mesh in twins:
+                mesh.step(num_right)
+        elif names:
+            name = data.draw(st.sampled_from(names))
+            for mesh in twins:
+                mesh.preempt(process, name)
+        assert tables_of(twins[0]) == tables_of(twins[1])
+    for mesh in twins:
+        mesh.finish()
+    assert twins[0].launched == twins[1].launched
+
+
+def tables_of(mesh: MeshModel) -> list[tuple[int, tuple[int, ...], int, int, int]]:
+    return [
+        (slot.index, tuple(slot.pages), slot.prefilled, slot.known_len, slot.reserved_len)
+        for process in mesh.processes
+        for shard in process.group.shards
+        for slot in shard.slots
+    ]
+
+
+def test_b16_a_shard_whose_drafts_are_refused_turns_drafting_off_for_the_group() -> None:
+    """With probes that all shards make together, and on again; its neighbour would draft all the time."""
+    config = config_of(2, depth=1, max_draft_len=3, max_model_len=400, chunk=64)
+    gate = AcceptanceGate(FixedDraftLen(), disable_below=0.5, window=8, probe_every=4)
+    mesh = MeshModel(config, (1, 1), [gate, FixedDraftLen()])
+    for process in range(2):
+        mesh.submit(process, numbered_request(process, prompt_len=2, max_tokens=380))
+    for _ in range(30):
+        mesh.step((0,))
+    lengths = draft_lens(mesh)
+    assert lengths[:8] == [3] * 8
+    assert lengths[-8:] in ([0, 0, 0, 1] * 2, [0, 0, 1, 0] * 2, [0, 1, 0, 0] * 2, [1, 0, 0, 0] * 2)
+    while 3 not in draft_lens(mesh)[len(lengths) :]:
+        mesh.step((3,))  # right from now on: the probes say so
+    mesh.finish()
 
 
 def draft_lens(mesh: MeshModel) -> list[int]:

@@ -44,6 +44,17 @@ def test_b07_an_explicit_zero_is_kept(build: Callable[[], Engine], num_rows: int
         assert record.num_pages <= max(records[-len(zeros) - 1].num_pages, pages_for(record.committed_len_after, 4))
 
 
+@pytest.mark.parametrize("build", [pytest.param(CHAIN, id="chain"), pytest.param(TREE, id="tree")])
+def test_b07_an_explicit_zero_reserves_one_position(build: Callable[[], Engine]) -> None:
+    """Far from any limit too: pages for the pending token and no more, not for the rows of a whole step."""
+    engine = restart(build(), policy=ScriptedDraftLen((0,)), readback_depth=0)
+    one = request("a", (1, 2, 3), temperature=0.0, max_tokens=24)
+    records = run_plan(engine, [one]).finished["a"].state.records
+    assert len(records) == 23
+    for record in records:
+        assert record.num_pages == pages_for(record.committed_len_before + 1, 4)
+
+
 def test_b07_a_tree_shrinks_to_what_fits() -> None:
     """Under `row_cap`: as many nodes as there are positions below the limit, down to one row for the last token."""
     engine = restart(TREE(), readback_depth=0)

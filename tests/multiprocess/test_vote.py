@@ -104,7 +104,9 @@ def test_generate_is_collective_and_each_process_gets_its_own() -> None:
 
 def test_b02_without_the_reduction_the_same_schedules_do_not_finish() -> None:
     ended = run_processes(2, local_devices=1, mesh=(2, 1), case="no reduction", schedules=(0, 40), limit_s=120)
-    assert any(process.status != 0 for process in ended), "the fault went unnoticed"
+    # The processes launch different programs: a collective waits in vain until its time limit, or for good.
+    has_hung = any(process.status is None for process in ended)
+    assert has_hung or any("EngineFailed: A step failed on a device" in process.errors for process in ended)
     assert not any(process.output.endswith("all right\n") for process in ended)
 
 
