@@ -161,19 +161,25 @@ def run_a_batch(options: dict[str, Any]) -> None:
     """One engine over all processes answers a file whose lines belong to one data shard, then a whole one."""
     from mtp_jax.batch import run_batch
     from mtp_jax.batch.team import Place, join
+    from mtp_jax.core.config import MeshConfig
     from mtp_jax.llm import LLM
+    from mtp_jax.models.sharding import weight_specs
+    from mtp_jax.ops.placement import Placement
     from mtp_jax.testing.engines import without_optimizations
     from mtp_jax.testing.toy_family import ToyFamily
 
     mesh: dict[str, int] = dict(zip(("data", "model"), options["mesh"], strict=True))
     team = join(Place(f"127.0.0.1:{options['port']}", options["process"], options["num_processes"]), mesh)
     family = ToyFamily(vocab_size=30)
+    placement = Placement.of(MeshConfig(**mesh))
+    # On the mesh already, as a model is that was loaded onto it.
+    weights = placement.put(family.init_weights(jax.random.key(0), None), weight_specs(family, placement.rules))
 
     def make_llm() -> LLM:
         return without_optimizations(
             lambda: LLM.from_weights(
                 family,
-                family.init_weights(jax.random.key(0), None),
+                weights,
                 mesh=mesh,
                 max_num_seqs=2,
                 max_model_len=40,
