@@ -3,8 +3,8 @@
 Options:
     --gpu: use the machine's GPU. Tests marked ``gpu`` run, and jax chooses its own platform.
     --optimized: compile every test's programs as users run them.
-    --hypothesis-profile: ``dev`` (random; the default) or ``ci`` (the same examples in every run; the default where the
-        environment says ``CI=true``).
+    --hypothesis-profile: ``dev`` (random; the default), ``ci`` (the same examples in every run; the default where the
+        environment says ``CI=true``) or ``thorough`` (eight times as many).
 
 Programs are compiled without most of the compiler's optimizations: a test's steps are short, its compiles are not. The
 tests of kernels and those marked ``optimized`` keep them. Where XLA still has its older emitter of CPU code, which
@@ -128,7 +128,8 @@ def _promotion(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # A first example may compile: no example has a deadline, and slow generation is not a fault.
 hypothesis.settings.register_profile(
-    "dev", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "dev", deadline=None, max_examples=25, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("dev"), derandomize=True)
+hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("dev"), max_examples=200)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "dev")

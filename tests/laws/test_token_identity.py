@@ -43,7 +43,7 @@ def draft_policies(engine: Engine) -> st.SearchStrategy[DraftLenPolicy]:
     return draft_schedules(kmax) | st.builds(policy, st.sampled_from(built), cost_of_a_draft, gates)
 
 
-@settings(max_examples=3 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_tokens_are_those_of_plain_decoding(engine: Engine, data: st.DataObject) -> None:
     config = engine.config

@@ -70,7 +70,7 @@ def test_b21_all_processes_launch_the_same_programs(mesh: MeshModel, data: st.Da
         process = data.draw(st.integers(0, len(mesh.processes) - 1))
         if action == "submit":
             request = numbered_request(
-                100 * len(names) + data.draw(st.integers(0, 1)),
+                100 * len(names) + data.draw(st.sampled_from((0, 60))),
                 prompt_len=data.draw(st.integers(1, 23)),
                 max_tokens=data.draw(st.integers(1, 12)),
                 stop_after=data.draw(st.none() | st.integers(0, 6)),
