@@ -47,7 +47,7 @@ def run_processes(num_processes: int, *, limit_s: float, **options: Any) -> list
 def started(num_processes: int, **options: Any) -> Iterator[list[tuple[subprocess.Popen[bytes], Path, Path]]]:
     """The processes and the files they write to. Killed at the end: jax catches the gentler signal."""
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_cpu_collective_timeout_seconds={_COLLECTIVE_TIMEOUT_S}",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_timeout_seconds={_COLLECTIVE_TIMEOUT_S}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(_ROOT),
         "NPROC": "8",  # as in conftest
