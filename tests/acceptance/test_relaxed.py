@@ -157,7 +157,8 @@ def test_laws_are_looked_at_only_where_somebody_needs_them(
     params = SamplingParams(temperature=temperature, thinking_token_ids=(BEGIN, END))
     slots = slots_with([prompt] * 2, params, 1)
     logits_BWV, drafts = jnp.zeros((2, 2, VOCAB)), Drafts(jnp.full((2, 1), 3))
-    jax.jit(lambda *inputs: RULE.accept(*inputs, NO_PARALLEL))(drafts, logits_BWV, slots)  # traced anew
+    traced_anew = jax.jit(lambda drafts, logits, slots: RULE.accept(drafts, logits, slots, NO_PARALLEL))
+    traced_anew(drafts, logits_BWV, slots)
     jax.effects_barrier()
     assert bool(looks) == is_looked_at
 

@@ -103,7 +103,10 @@ def assert_law(states: list[RequestState], wishes: tuple[int, ...]) -> None:
     assert max(found.values()) < BOUND
 
 
-@pytest.mark.parametrize(("wishes", "depth"), [((3, 0, 0, 3, 3), 1), ((2, 4, 2), 0)], ids=["late", "at once"])
+@pytest.mark.parametrize(
+    ("wishes", "depth"),
+    [pytest.param((3, 0, 0, 3, 3), 1, marks=pytest.mark.long, id="late"), pytest.param((2, 4, 2), 0, id="at once")],
+)
 def test_b08_every_change_of_draft_length_keeps_the_law(wishes: tuple[int, ...], depth: int) -> None:
     assert_law(served(ENGINE(), wishes, 8_000, depth=depth), wishes)
 
