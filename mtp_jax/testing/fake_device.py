@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtp_jax.core.config import EngineConfig, FinishReason, SamplingParams
+from mtp_jax.core.config import EngineConfig
 from mtp_jax.core.shapes import ShapeGrid
 from mtp_jax.core.topology import CHAIN as CHAIN
 from mtp_jax.core.topology import Topology
@@ -20,31 +20,10 @@ from mtp_jax.engine.requests import Progress, Request
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.engine.slots import Slot
-from mtp_jax.testing.checks import CheckFailed, check_pages, check_seats, check_trace
+from mtp_jax.testing.checks import CheckFailed, check_pages, check_seats
+from mtp_jax.testing.numbered import STOP_ID, VOCAB_SIZE, Outcomes, text_token
+from mtp_jax.testing.numbered import numbered_request as numbered_request
 from mtp_jax.testing.policies import ScriptedDraftLen
-
-_VOCAB_SIZE = 101
-_STOP_ID = 100
-
-
-def numbered_request(number: int, *, prompt_len: int, max_tokens: int, stop_after: int | None = None) -> Request:
-    """A request whose text is known: see `text_token`. With `stop_after` its token of that index (from 0) is a stop.
-
-    Numbers that are equal modulo 100 have the same text, so such requests can share the pages of their prompts.
-    """
-    prompt = tuple(text_token(number, position, None) for position in range(prompt_len))
-    return Request(
-        request_id=str(number),
-        prompt=prompt,
-        params=SamplingParams(max_tokens=max_tokens, stop_token_ids=() if stop_after is None else (_STOP_ID,)),
-        seed=prompt_len + stop_after if stop_after is not None else 2**32,
-        wants_trace=True,
-    )
-
-
-def text_token(number: int, position: int, stop_position: int | None) -> int:
-    """The token that the text of request `number` has at `position`."""
-    return _STOP_ID if position == stop_position else (number * 17 + position * 5) % (_VOCAB_SIZE - 1)
 
 
 @dataclass
@@ -94,7 +73,7 @@ class FakeDevice:
             _require(slot.pending_token == token, f"resumed with token {slot.pending_token}, the text has {token}")
         row.pending_token = token
         is_drawn = slot.pending_token is None
-        row.finished = is_drawn and (token == _STOP_ID or end >= slot.state.limit)
+        row.finished = is_drawn and (token == STOP_ID or end >= slot.state.limit)
         return SlotResult((token,) if is_drawn else (), 0, 0, 0, end, row.finished, (), (token,))
 
     def _decode(self, draft_len: int, decided: SlotDecision, slot: Slot, num_right: int) -> SlotResult:
@@ -109,19 +88,19 @@ class FakeDevice:
         depths = _depths(parents)
         target = [_text(slot, start + depth + 1) for depth in depths]
         drafts = [
-            _text(slot, start + depths[row]) if row in path else (_text(slot, start + depths[row]) + row) % _VOCAB_SIZE
+            _text(slot, start + depths[row]) if row in path else (_text(slot, start + depths[row]) + row) % VOCAB_SIZE
             for row in range(1, len(depths))
         ]
         self._write_rows(slot, start, [row.pending_token, *drafts[:cap]], parents[:cap])
         self._reach(slot, min(start + self._topology.num_positions(draft_len, decided.draft_cap), limit) - 1)
         emitted = [target[row] for row in path][: limit - start]
-        if _STOP_ID in emitted:
-            emitted = emitted[: emitted.index(_STOP_ID) + 1]
+        if STOP_ID in emitted:
+            emitted = emitted[: emitted.index(STOP_ID) + 1]
         for place, source in enumerate(path[: len(emitted)]):
             self._stamps[self._address(slot, start + place)] = self._stamps[self._address(slot, start + source)]
         row.committed_len += len(emitted)
         row.pending_token = emitted[-1]
-        row.finished = emitted[-1] == _STOP_ID or row.committed_len >= limit
+        row.finished = emitted[-1] == STOP_ID or row.committed_len >= limit
         return SlotResult(
             tokens=tuple(emitted),
             num_accepted=min(len(path) - 1, len(emitted)),
@@ -234,37 +213,6 @@ class ShardModel:
         )
 
 
-class Outcomes:
-    """What requests must bring, and what they brought."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self.requests: dict[str, Request] = {}
-        self.finished: dict[str, Progress] = {}
-
-    def take(self, progress: Progress) -> None:
-        """Checks a request's progress, and all of it at its end."""
-        _require(progress.request_id in self.requests, f"request {progress.request_id} left, and was heard of again")
-        if progress.finish_reason is not None:
-            self.finished[progress.request_id] = progress
-            self._check_finished(progress, self.requests[progress.request_id])
-
-    def _check_finished(self, progress: Progress, request: Request) -> None:
-        state = progress.state
-        _require(
-            (tuple(state.tokens), progress.finish_reason) == expected_end(request, self._config.max_model_len),
-            f"request {request.request_id} ended with {state.tokens}, {progress.finish_reason}",
-        )
-        check_trace(
-            state.records,
-            state.tokens,
-            prompt_len=len(request.prompt),
-            limit=state.limit,
-            stop_ids=request.stop_ids,
-            page_size=self._config.cache.page_size,
-        )
-
-
 class HostModel:
     """`Engine.step` with a `FakeDevice`: the scheduler, its books and a readback queue of any depth.
 
@@ -342,16 +290,6 @@ class HostModel:
         assert result is not None
         for progress in self.scheduler.reconcile(result):
             self._outcomes.take(progress)
-
-
-def expected_end(request: Request, max_model_len: int) -> tuple[tuple[int, ...], FinishReason]:
-    """Tokens and finish reason of a `numbered_request`, by definition."""
-    first = len(request.prompt)
-    last = min(first + request.params.max_tokens, max_model_len)
-    tokens = [text_token(int(request.request_id), position, request.seed) for position in range(first, last)]
-    if _STOP_ID in tokens:
-        return tuple(tokens[: tokens.index(_STOP_ID) + 1]), FinishReason.STOP
-    return tuple(tokens), FinishReason.LENGTH
 
 
 def comb(topology: Topology, draft_len: int) -> tuple[int, ...]:

@@ -22,7 +22,8 @@ from mtp_jax.engine.vote import Wish, agree
 from mtp_jax.policies.api import DraftLenPolicy
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.testing.checks import CheckFailed, check_seats
-from mtp_jax.testing.fake_device import Outcomes, ShardModel
+from mtp_jax.testing.fake_device import ShardModel
+from mtp_jax.testing.numbered import Outcomes
 
 
 class ProcessModel:

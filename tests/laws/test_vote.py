@@ -15,8 +15,8 @@ from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.policies.gate import AcceptanceGate
 from mtp_jax.policies.schedule import ScheduledDraftLen
 from mtp_jax.testing.checks import CheckFailed
-from mtp_jax.testing.fake_device import expected_end, numbered_request
 from mtp_jax.testing.fake_mesh import MeshModel
+from mtp_jax.testing.numbered import expected_end, numbered_request
 from mtp_jax.testing.policies import ScriptedDraftLen
 from mtp_jax.testing.strategies import shards_of_processes, wishes_per_shard
 
