@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from mtp_jax.core.config import MeshConfig
+from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.sharding import check_mesh
 from mtp_jax.ops.continuations import likeliest_greedy_tokens
@@ -112,3 +112,20 @@ def test_a_mesh_that_does_not_fit_is_refused_with_both_numbers() -> None:
         check_mesh(Odd(), MeshConfig(model=4))
     with pytest.raises(ConfigError, match=r"toy has 4 vocabulary entries; mesh=.* needs a multiple of 8"):
         check_mesh(Odd(), MeshConfig(data=4, model=2))
+
+    class Experts(ToyFamily):
+        def tensors(self) -> Any:
+            salt, _ = super().tensors()
+            return (salt.__class__(("a",), (6, 4), ("experts", None), (), (), lambda x: x[0], lambda x: (x,)),)
+
+    check_mesh(Experts(), MeshConfig(data=3, model=2))
+    with pytest.raises(ConfigError, match=r"toy has 6 experts; mesh=.* needs a multiple of 4"):
+        check_mesh(Experts(), MeshConfig(data=2, model=2))
+
+
+def test_slots_and_pages_must_divide_over_the_data_shards() -> None:
+    mesh = MeshConfig(data=2)
+    with pytest.raises(ConfigError, match=r"max_num_seqs is 3; it must be a multiple of the mesh's 2 data shards"):
+        EngineConfig(max_model_len=32, max_num_seqs=3, mesh=mesh)
+    with pytest.raises(ConfigError, match=r"num_kv_blocks is 9; it must be a multiple of the mesh's 2 data shards"):
+        EngineConfig(max_model_len=32, max_num_seqs=4, mesh=mesh, cache=CacheConfig(num_pages=9))
