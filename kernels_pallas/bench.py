@@ -17,7 +17,9 @@ import tempfile
 import time
 from dataclasses import asdict
 
+from kernels_pallas import bench_linear
 from kernels_pallas.bench_cases import CEILINGS, CHECKS, PEERS, TIMES, Case
+from kernels_pallas.bench_linear import LINEAR, LinearCase
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,31 +35,43 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lock", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.case is not None:
-        from kernels_pallas import bench_run
-
-        print(json.dumps(bench_run.run_case(Case.of(json.loads(args.case)), args.lock)), flush=True)
+        print(json.dumps(run_case(json.loads(args.case), args.lock)), flush=True)
         return 0
     cases = selected(args.only, checks=not args.times, times=not args.checks, peers=args.peer)
     results = run_beside_ceilings(cases, args.jobs, args.budget)
     print_tables(results)
     print(json.dumps(results))
-    return 0 if all("error" not in result for result in results) else 1
+    return 0 if all("error" not in result for result in each(results)) else 1
 
 
-def selected(only: list[str], *, checks: bool, times: bool, peers: bool = False) -> list[Case]:
+def each(results: list[dict]) -> list[dict]:
+    """The results, those of a case that has several one by one."""
+    return [part for result in results for part in result.get("results", [result])]
+
+
+def run_case(fields: dict, lock: str) -> dict:
+    """A case's result, in this process."""
+    if fields["kind"] == "linear":
+        return bench_linear.run_case(LinearCase.of(fields), lock)
+    from kernels_pallas import bench_run  # needs Mosaic GPU
+
+    return bench_run.run_case(Case.of(fields), lock)
+
+
+def selected(only: list[str], *, checks: bool, times: bool, peers: bool = False) -> list[Case | LinearCase]:
     """The checks, the timed cases or both; of them those whose name holds one of `only`, or all if it is empty."""
-    cases = [*(CHECKS if checks else ()), *(TIMES if times else ()), *(PEERS if times and peers else ())]
+    cases = [*(CHECKS if checks else ()), *((*TIMES, *LINEAR) if times else ()), *(PEERS if times and peers else ())]
     return [case for case in cases if not only or any(part in case.name for part in only)]
 
 
-def run_beside_ceilings(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:
+def run_beside_ceilings(cases: list[Case | LinearCase], num_jobs: int, budget_s: float) -> list[dict]:
     """`run_all`, and the card's own rates before it if anything is timed."""
     started = time.monotonic()
     ceilings = run_all([CEILINGS], 1, budget_s) if any(case.kind != "check" for case in cases) else []
     return ceilings + run_all(cases, num_jobs, budget_s - (time.monotonic() - started))
 
 
-def run_all(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:
+def run_all(cases: list[Case | LinearCase], num_jobs: int, budget_s: float) -> list[dict]:
     """One process a case, `num_jobs` at a time; each result, or why there is none, in the order of the cases."""
     deadline = time.monotonic() + budget_s
     results: dict[str, dict] = {}
@@ -83,12 +97,12 @@ def run_all(cases: list[Case], num_jobs: int, budget_s: float) -> list[dict]:
     return [results[case.name] for case in cases]
 
 
-def _start(case: Case, folder: str):
+def _start(case: Case | LinearCase, folder: str):
     log = os.path.join(folder, case.name.replace("/", "_").replace(" ", "_"))
     environment = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     if case.kind == "peer":
         environment["JAX_PLATFORMS"] = "cpu"  # the card is PyTorch's in that process
-    elif case.kind != "ceilings":  # whose product must be the best there is
+    elif case.kind != "ceilings" and "xla" not in case.name:  # whose products must be the best there are
         # Autotuning would use the GPU while another case is timed on it.
         environment["XLA_FLAGS"] = environment.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
     command = [
@@ -114,6 +128,8 @@ def _result(name: str, code: int, log: str) -> dict:
 
 
 def _short(result: dict) -> str:
+    if "results" in result:
+        return "\n  ".join([result["name"], *(_short(part) for part in result["results"])])
     return "  ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in result.items()
     )
@@ -125,7 +141,7 @@ def print_tables(results: list[dict]) -> None:
     copy, product = ceilings.get("copy_TBps"), ceilings.get("matmul_TFLOPs")
     print(f"\nceilings: copy {copy} TB/s, bf16 product {product} TFLOP/s")
     print(f"{'case':46} {'us':>8} {'TB/s':>6} {'of copy':>8} {'TFLOP/s':>8} {'max err':>9} kernels (us)")
-    for result in results:
+    for result in each(results):
         if "error" in result:
             print(f"{result['name']:46} FAILED {result['error'][:160]}")
         elif "us" in result:
