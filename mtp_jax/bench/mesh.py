@@ -1,28 +1,18 @@
-"""A mesh against one device: equal tokens for requests near their limits, and what the vote costs a step.
-
-The step with the vote and the same step without it run in turns, each as a chain of launches that nobody waits for in
-between, as in the engine's loop.
-"""
+"""A mesh against one device: equal tokens for requests near their limits, what the vote costs a step, and speed."""
 
 import dataclasses
 import json
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mtp_jax.bench.scaling import Scaling
+from mtp_jax.bench.vote_cost import VoteCost
 from mtp_jax.core.config import SamplingParams
-from mtp_jax.core.shapes import StepShape
-from mtp_jax.engine.batch import BatchBuilder
-from mtp_jax.engine.engine import Engine
-from mtp_jax.engine.launch import Launcher
 from mtp_jax.llm import LLM
 from mtp_jax.outputs import RequestOutput
-
-_CHAIN = 40
-_ROUNDS = 15
 
 
 @dataclass(frozen=True)
@@ -38,27 +28,6 @@ class FirstDifference:
 
 
 @dataclass(frozen=True)
-class VoteCost:
-    """Microseconds of one step, medians over rounds."""
-
-    shape: StepShape
-    with_vote_us: float
-    without_us: float
-
-    @property
-    def share(self) -> float:
-        """What the vote adds, as a part of the step without it."""
-        return self.with_vote_us / self.without_us - 1
-
-    def as_text(self) -> str:
-        """One line for people."""
-        return (
-            f"{self.shape.slots} slots a shard, K={self.shape.draft_len}: {self.with_vote_us:.1f} us with the vote, "
-            f"{self.without_us:.1f} without ({self.share:+.2%})"
-        )
-
-
-@dataclass(frozen=True)
 class MeshBench:
     """Results of one mesh."""
 
@@ -67,6 +36,7 @@ class MeshBench:
     num_tokens: int
     differences: Sequence[FirstDifference]
     votes: Sequence[VoteCost]
+    scaling: Scaling | None = None
 
     def as_text(self) -> str:
         """For people."""
@@ -79,11 +49,12 @@ class MeshBench:
             f"{one.margin:.2e} in log-probability"
             for one in self.differences
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.scaling is None else [self.scaling.as_text()])])
 
     def json_line(self, facts: Mapping[str, Any]) -> str:
         """Every figure in one line."""
-        return json.dumps({"bench": "mesh", **facts, **dataclasses.asdict(self)})
+        scaling = None if self.scaling is None else self.scaling.as_dict()
+        return json.dumps({"bench": "mesh", **facts, **dataclasses.asdict(self), "scaling": scaling})
 
 
 def near_limit_prompts(vocab_size: int, max_model_len: int, count: int, seed: int = 0) -> list[list[int]]:
@@ -117,20 +88,3 @@ def first_differences(alone: Sequence[RequestOutput], on_mesh: Sequence[RequestO
             best, second = sorted((entry.logprob for entry in listed[position].values()), reverse=True)[:2]
             found.append(FirstDifference(index, position, best - second))
     return found
-
-
-def vote_costs(engine: Engine, weights: Any, dtype: Any, *, num_rounds: int = _ROUNDS) -> Iterator[VoteCost]:
-    """Of every decode shape, all slots live, each as soon as it is known; the largest first.
-
-    Leaves the engine's device state unfit for requests.
-    """
-    program = dataclasses.replace(engine.program, is_voting=False)
-    batch = BatchBuilder(engine.config, engine.placement)
-    silent = Launcher(program, weights, engine.config, engine.grid, batch, engine.placement, dtype)
-    for shape in reversed(engine.grid.all_steps()):
-        silent.warm(shapes=[shape])
-        with_vote, without = [], []
-        for _ in range(num_rounds):
-            with_vote.append(engine.launcher.time_chain(shape, _CHAIN))
-            without.append(silent.time_chain(shape, _CHAIN))
-        yield VoteCost(shape, 1e6 * statistics.median(with_vote), 1e6 * statistics.median(without))

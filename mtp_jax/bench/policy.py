@@ -42,6 +42,11 @@ class PolicyBench:
         """A variant's speed over another's, over the whole drain."""
         return self.timings[name].decode_tokens_per_s / self.timings[other].decode_tokens_per_s
 
+    def ratios(self, name: str, other: str) -> tuple[float, ...]:
+        """The same, of the runs of each round: they met the same spell of the machine."""
+        pairs = zip(self.timings[name].runs, self.timings[other].runs, strict=True)
+        return tuple(run.decode_tokens_per_s / against.decode_tokens_per_s for run, against in pairs)
+
     @property
     def phases(self) -> tuple[int, ...]:
         """Slots buckets that every variant passed through, the largest first."""
@@ -75,12 +80,15 @@ class PolicyBench:
             shown = "-" if in_use is None else f"{1000 * in_use:.3f}"
             costs.append(["", str(slots), str(draft_len), f"{1000 * seconds:.3f}", shown])
         rates = " ".join(f"{rate:.3f}" for rate in self.recording.rates)
+        by_round = self.ratios(GOODPUT, self.best_fixed)
         return "\n\n".join(
             [
                 table([head, *rows]),
                 'Columns "N slots": speed over that of K=0 while steps ran at that slots bucket.',
                 table(lengths),
                 table(costs),
+                f"{GOODPUT} over {self.best_fixed}, round by round: median {statistics.median(by_round):.3f}, "
+                f"from {min(by_round):.3f} to {max(by_round):.3f} in {len(by_round)} rounds",
                 f"kept at each position, of drafts whose predecessors were: {rates}",
             ]
         )
@@ -93,6 +101,8 @@ class PolicyBench:
                 "tokens_per_s_runs": [round(run.decode_tokens_per_s, 2) for run in timing.runs],
                 "ratio_to_k0": round(self.ratio(name, NOTHING_DRAFTED), 4),
                 "ratio_to_best_fixed": round(self.ratio(name, self.best_fixed), 4),
+                "ratio_to_k0_by_round": [round(ratio, 4) for ratio in self.ratios(name, NOTHING_DRAFTED)],
+                "ratio_to_best_fixed_by_round": [round(ratio, 4) for ratio in self.ratios(name, self.best_fixed)],
                 "ratio_to_k0_by_slots": {str(slots): round(self.phase_ratio(name, slots), 4) for slots in self.phases},
                 "steps_by_draft_len": timing.acceptance.draft_lens,
                 "num_requests_different_from_k0": self.num_different[name],

@@ -44,7 +44,7 @@ COMMANDS = {
         "mtp_jax.cli.bench_acceptance",
         "how often drafts stand, by the way they are drawn, against the exact share",
     ),
-    "bench mesh": ("mtp_jax.cli.bench_mesh", "tokens of a mesh against one device's, and what the vote costs"),
+    "bench mesh": ("mtp_jax.cli.bench_mesh", "a mesh's tokens and speed against one device's, and what the vote costs"),
     "bench policy": ("mtp_jax.cli.bench_policy", "a batch that drains, under every fixed draft length and goodput"),
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
     "rank-tokens": ("mtp_jax.cli.rank_tokens", "a model's tokens by how frequent they are, for --draft-vocab-size"),

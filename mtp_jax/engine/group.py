@@ -45,7 +45,7 @@ class Group:
             for _ in range(num_shards)
         )
         self._depth = config.readback_depth
-        self._num_launches = 0
+        self.num_launches = 0  # over the group's life
         self._num_decodes = 0
         self.last_draft_len = 0  # of the last decode step that was launched, for those who look on
         self._after_prefill = False
@@ -91,7 +91,7 @@ class Group:
         """Begins to take part in votes, with or without work; every process of the mesh must."""
         if self.is_voting and not self._is_running:
             self._is_running, self._after_prefill = True, False
-            self._start = self._num_launches
+            self._start = self.num_launches
             self._agreed.clear()
             self._prefills_coming = [deque([True] * self._depth) for _ in self.shards]  # by `start_shape`
 
@@ -118,11 +118,11 @@ class Group:
         if wish.num_decoding == 0 and wish.chunk == 0:
             return None
         shape = self._shape_of(wish)
-        decision = None if shape is None else shard.decide_within(shape, self._num_launches + 1, EVERYTHING)
+        decision = None if shape is None else shard.decide_within(shape, self.num_launches + 1, EVERYTHING)
         if shape is None or decision is None:
             return None
         self._count(shape)
-        return LaunchDecision(self._num_launches, shape, (decision,))
+        return LaunchDecision(self.num_launches, shape, (decision,))
 
     def _decide_by_vote(self) -> LaunchDecision | None:
         if self.has_work:
@@ -133,7 +133,7 @@ class Group:
         if shape is None:
             self._is_running = False
             return None
-        number = self._num_launches + 1
+        number = self.num_launches + 1
         shards = tuple(shard.decide_within(shape, number, needs) for shard in self.shards)
         self._count(shape)
         wishes = tuple(map(self._wish, self.shards, self._prefills_coming))
@@ -141,12 +141,12 @@ class Group:
 
     def _agreed_launch(self) -> tuple[Shape | None, Needs]:
         """By the wishes of the launch d + 1 before this one; of the first d + 1 since the start by configuration."""
-        if self._num_launches - self._start <= self._depth:
+        if self.num_launches - self._start <= self._depth:
             return start_shape(self.grid), EVERYTHING
-        source = self._num_launches - self._depth
+        source = self.num_launches - self._depth
         agreed = self._agreed.pop(source, None)
         if agreed is None:
-            raise InvariantError(f"launch {self._num_launches + 1} needs the record of launch {source}, not yet read")
+            raise InvariantError(f"launch {self.num_launches + 1} needs the record of launch {source}, not yet read")
         return self._shape_of(agreed), Needs(agreed.whole_logits, agreed.logprobs, agreed.prompt_logprobs)
 
     def _shape_of(self, agreed: Wish) -> Shape | None:
@@ -164,7 +164,7 @@ class Group:
         return wish
 
     def _count(self, shape: Shape) -> None:
-        self._num_launches += 1
+        self.num_launches += 1
         self._after_prefill = isinstance(shape, PrefillShape)
         if isinstance(shape, StepShape):
             self._num_decodes += 1

@@ -56,7 +56,7 @@ class Launcher:
         if SHORTLIST in weights:
             self._weight_specs = {**self._weight_specs, **shortlist_specs(program.family, placement.rules)}
         self._state_specs = state_specs(program, config, dtype, placement.rules)
-        self._weights = weights if placement.mesh is None else placement.put(weights, self._weight_specs)
+        self.weights = weights if placement.mesh is None else placement.put(weights, self._weight_specs)
         # Committed to its devices from the start, as every later state is: a launch would compile again otherwise.
         self._state: DecodeState = placement.build(lambda: init_state(program, config, dtype), self._state_specs)
         self._steps: dict[Shape, Step] = {}
@@ -114,7 +114,7 @@ class Launcher:
         step = self._steps.get(shape)
         if step is None:
             raise InvariantError(f"{shape} is not in the grid compiled at start")
-        self._state, outputs = step(self._weights, self._state, inputs)
+        self._state, outputs = step(self.weights, self._state, inputs)
         return outputs
 
     def _run_full(self, shape: StepShape) -> Callable[[], PackedOutputs]:
@@ -152,7 +152,7 @@ class Launcher:
 
     def _lower(self, shape: Shape, step: Step) -> Any:
         step.__name__ = _program_name(shape)
-        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, self._idle_inputs(shape))
+        return jax.jit(step, donate_argnums=1).lower(self.weights, self._state, self._idle_inputs(shape))
 
     def _idle_inputs(self, shape: Shape) -> jax.Array:
         return self._placement.put_rows(self._batch.idle_inputs(shape))

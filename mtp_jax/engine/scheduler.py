@@ -167,7 +167,7 @@ class Scheduler:
         """
         decoding, prefilling = self._decoding(), self._prefilling()
         to_decode = decoding if num_ahead == 0 else [*decoding, *prefilling]
-        each = [Needs.of(slot.state.request.params) for slot in self.slots]
+        each = [slot.needs for slot in self.slots]
         needs = {
             "whole_logits": any(one.whole_logits for one in each),
             "logprobs": any(one.logprobs for one in each),
@@ -225,7 +225,7 @@ class Scheduler:
     def decide_within(self, shape: Shape, number: int, needs: Needs) -> Decision | None:
         """This shard's part in launch `number` of what was agreed: as much of it as it can use, never more."""
         if isinstance(shape, PrefillShape):
-            prefilling = [slot for slot in self._prefilling() if needs.allow(slot.state.request.params)]
+            prefilling = [slot for slot in self._prefilling() if needs.cover(slot.needs)]
             return self._decide_prefill(prefilling[0], shape, number) if prefilling else None
         return self._decide_decode(shape, number, needs)
 
@@ -258,17 +258,15 @@ class Scheduler:
         return decision
 
     def _decide_decode(self, shape: StepShape, number: int, needs: Needs) -> StepDecision | None:
-        decoding = sorted(self._decoding(), key=lambda slot: slot.admission)
+        fitting = [slot for slot in self._decoding() if self._fits(slot, shape, needs)]
         decided: list[SlotDecision] = []
-        for slot in decoding:
-            if not self._fits(slot, shape, needs):
-                continue
+        for slot in sorted(fitting, key=lambda slot: slot.admission):
             cap = self._reserve(slot, shape.draft_len)
             if cap is None:
                 continue
             decided.append(self._part_of(slot, shape.draft_len, cap))
             slot.launched_decode(decided[-1].max_emitted)
-        self._is_starved = len(decided) < sum(self._fits(slot, shape, needs) for slot in decoding)
+        self._is_starved = len(decided) < len(fitting)
         if decided:
             return StepDecision(number, shape, tuple(decided))
         if self._is_starved and all(slot.num_in_flight == 0 for slot in self.slots):
@@ -278,7 +276,7 @@ class Scheduler:
 
     def _fits(self, slot: Slot, shape: StepShape, needs: Needs) -> bool:
         """Whether the slot may take part: one that came after the vote may be outside of what was agreed."""
-        if slot.index >= shape.slots or not needs.allow(slot.state.request.params):
+        if slot.index >= shape.slots or not needs.cover(slot.needs):
             return False
         is_group_zero = self.config.speculative.near_limit == "group_zero"
         return shape.draft_len == 0 or not (is_group_zero and self._is_near_limit(slot, 0))

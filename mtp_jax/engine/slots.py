@@ -14,9 +14,11 @@ a token a level: `core.topology` has the numbers.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.engine.requests import RequestState
+from mtp_jax.engine.vote import Needs
 
 
 @dataclass
@@ -35,6 +37,11 @@ class Slot:
     known_len: int = 0
     reserved_len: int = 0
     num_in_flight: int = 0  # decode launches not yet reconciled
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What its request needs of a launch's program."""
+        return Needs.of(self.state.request.params)
 
     @property
     def is_prefilled(self) -> bool:

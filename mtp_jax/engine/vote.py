@@ -87,10 +87,13 @@ class Needs:
             prompt_logprobs=params.prompt_logprobs is not None,
         )
 
-    def allow(self, params: SamplingParams) -> bool:
-        """Whether a request with these parameters may take part."""
-        wanted = Needs.of(params).columns()
-        return all(agreed >= needed for agreed, needed in zip(self.columns(), wanted, strict=True))
+    def cover(self, others: "Needs") -> bool:
+        """Whether a request that needs these others may take part."""
+        return (
+            self.whole_logits >= others.whole_logits
+            and self.logprobs >= others.logprobs
+            and self.prompt_logprobs >= others.prompt_logprobs
+        )
 
     def columns(self) -> list[int]:
         """As a launch carries them."""

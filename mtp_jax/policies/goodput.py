@@ -11,13 +11,16 @@ lately are measured again: the length that would earn most if all of them were a
 length in use, there is nothing to learn and no probe is made.
 
 A step's cost is what it took at warm-up times a ratio learnt in use: the smoothed time of that shape over its warm-up
-cost; where the shape did not run lately, that of the last shape with as many slots, or of all together. A time above 3
-times the present estimate is left out, and so is one below a third of it: a host that was stopped, or a reader that
-paused, makes one step seem long and the next one short. A step that lastingly takes more than 3 times its estimate is
-therefore never believed.
+cost; where the shape did not run lately, that of the last shape with as many slots, or of all together. Such a borrowed
+ratio may be wrong, and a length that looks dear by it would never run and never be known better: so the length is
+chosen as if the shape were by `doubt` cheaper, but not cheaper than at warm-up, where no host was in the way.
+
+A time above 3 times the present estimate is left out, and so is one below a third of it: a host that was stopped, or a
+reader that paused, makes one step seem long and the next one short. What goes on for `patience` steps is no pause, and
+is believed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtp_jax.core.errors import InvariantError
@@ -47,11 +50,14 @@ class Goodput:
     memory: float = 0.95  # weight of the past per observed slot-step
     cost_memory: float = 0.9  # weight of the past per observed step time; of the first few the mean is taken
     lately: int = 256  # updates after which a shape's own ratio no longer counts
+    doubt: float = 0.1  # by how much a shape that did not run lately may be cheaper than the others let it seem
+    patience: int = 8  # times in a row that are left out, at most
     current: Mapping[int, int] = field(default_factory=dict[int, int])  # slot bucket -> length in use
     drifts: Mapping[_ShapeKey, Drift] = field(default_factory=dict[_ShapeKey, Drift])
     overall: Drift = Drift(1.0, 0, num_seen=0)  # of all shapes together
     num_updates: int = 0
     num_observed: int = 0  # draft positions that were ever reached
+    num_left_out: int = 0  # the last so many times
 
     @property
     def is_voted(self) -> bool:
@@ -64,28 +70,40 @@ class Goodput:
 
     def best_len(self, slot_bucket: int, max_draft_len: int) -> int:
         """The length with the highest goodput; the one in use unless another beats it by `hysteresis`."""
-        lengths = range(max_draft_len + 1)
-        best = max(lengths, key=lambda k: self.goodput(slot_bucket, k))
+        earned = self._earned(slot_bucket, self.rates[:max_draft_len])
+        best = max(range(len(earned)), key=earned.__getitem__)
         in_use = self.current.get(slot_bucket, best)
         if in_use > max_draft_len:
             return best
-        gain = self.goodput(slot_bucket, best) / self.goodput(slot_bucket, in_use)
-        return best if gain > 1 + self.hysteresis else in_use
+        return best if earned[best] > (1 + self.hysteresis) * earned[in_use] else in_use
 
     def _probe_len(self, slot_bucket: int, best: int, max_draft_len: int) -> int:
         """The length that earns most if all drafts beyond `best` are accepted; `best` where even that is no gain."""
-        hopeful = replace(self, rates=self.rates[:best] + (1.0,) * (len(self.rates) - best))
-        longer = max(range(best, max_draft_len + 1), key=lambda k: hopeful.goodput(slot_bucket, k))
-        gain = hopeful.goodput(slot_bucket, longer) / self.goodput(slot_bucket, best)
-        return longer if gain > 1 + self.hysteresis else best
+        hopeful = self._earned(slot_bucket, self.rates[:best] + (1.0,) * (max_draft_len - best))
+        longer = max(range(best, len(hopeful)), key=hopeful.__getitem__)
+        return longer if hopeful[longer] > (1 + self.hysteresis) * hopeful[best] else best
 
     def goodput(self, slot_bucket: int, draft_len: int) -> float:
-        """Expected tokens per slot and second of a step with `draft_len` drafts."""
+        """Expected tokens per slot and second of a step with `draft_len` drafts, with the benefit of the doubt."""
+        return self._earned(slot_bucket, self.rates[:draft_len])[draft_len]
+
+    def _earned(self, slot_bucket: int, rates: Sequence[float]) -> list[float]:
+        """Goodput by draft length, 0 to `len(rates)`, if drafts are accepted at these rates."""
         expected, reach = 1.0, 1.0
-        for rate in self.rates[:draft_len]:
+        earned = [expected / self._hoped_cost(slot_bucket, 0)]
+        for position, rate in enumerate(rates):
             reach *= rate
             expected += reach
-        return expected / self.cost(slot_bucket, draft_len)
+            earned.append(expected / self._hoped_cost(slot_bucket, position + 1))
+        return earned
+
+    def _hoped_cost(self, slot_bucket: int, draft_len: int) -> float:
+        """A shape's cost; of one that did not run lately by `doubt` less, but no less than it took at warm-up."""
+        own = self._fresh_drift(slot_bucket, draft_len)
+        if own is not None:
+            return self.cost_s[slot_bucket, draft_len] * own.ratio
+        cost = self.cost(slot_bucket, draft_len)
+        return max((1 - self.doubt) * cost, min(cost, self.cost_s[slot_bucket, draft_len]))
 
     def cost(self, slot_bucket: int, draft_len: int) -> float:
         """Seconds of a step, by warm-up and use. `InvariantError` for a shape that was not measured at warm-up.
@@ -112,13 +130,16 @@ class Goodput:
         return drift if drift is not None and self.num_updates - drift.last_update < self.lately else None
 
     def update(self, stats: StepStats) -> "Goodput":
-        updated = replace(self._with_outcome(stats), num_updates=self.num_updates + 1)
+        rates, num_observed = self._rates_after(stats)
+        updated = replace(self, rates=rates, num_observed=num_observed, num_updates=self.num_updates + 1)
         if stats.elapsed_s is not None:
             updated = updated._with_time(stats.slot_bucket, stats.draft_len, stats.elapsed_s)
-        in_use = updated.best_len(stats.slot_bucket, len(self.rates))
+        in_use = updated.best_len(stats.slot_bucket, len(rates))
+        if in_use == self.current.get(stats.slot_bucket):
+            return updated
         return replace(updated, current={**self.current, stats.slot_bucket: in_use})
 
-    def _with_outcome(self, stats: StepStats) -> "Goodput":
+    def _rates_after(self, stats: StepStats) -> tuple[tuple[float, ...], int]:
         rates, num_observed = list(self.rates), self.num_observed
         reached = stats.drafted[0] if stats.drafted else 0
         for position, accepted in enumerate(stats.accepted):
@@ -130,18 +151,20 @@ class Goodput:
             reached = accepted
         if num_observed > 0:
             rates[num_observed:] = [rates[num_observed - 1]] * (len(rates) - num_observed)
-        return replace(self, rates=tuple(rates), num_observed=num_observed)
+        return tuple(rates), num_observed
 
     def _with_time(self, slot_bucket: int, draft_len: int, elapsed_s: float) -> "Goodput":
         estimate = self.cost(slot_bucket, draft_len)
-        if not estimate / _IMPLAUSIBLE <= elapsed_s <= estimate * _IMPLAUSIBLE:
-            return self
+        is_plausible = estimate / _IMPLAUSIBLE <= elapsed_s <= estimate * _IMPLAUSIBLE
+        if not is_plausible and self.num_left_out < self.patience:
+            return replace(self, num_left_out=self.num_left_out + 1)
         observed = elapsed_s / self.cost_s[slot_bucket, draft_len]
         drift = self._fresh_drift(slot_bucket, draft_len) or Drift(1.0, 0, num_seen=0)
         return replace(
             self,
             drifts={**self.drifts, (slot_bucket, draft_len): self._moved(drift, observed)},
             overall=self._moved(self.overall, observed),
+            num_left_out=0 if is_plausible else self.num_left_out,
         )
 
     def _moved(self, drift: Drift, observed: float) -> Drift:

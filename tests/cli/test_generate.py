@@ -117,8 +117,8 @@ def test_compare_says_where_tokens_differ_and_still_ends_well(
     def start_with_fault(model, speculative, settings, label):  # type: ignore[no-untyped-def]
         llm = start(model, speculative, settings, label)
         if speculative is None:
-            weights = llm.engine.launcher._weights
-            llm.engine.launcher._weights = {**weights, "salt": weights["salt"] + 1}
+            weights = llm.engine.launcher.weights
+            llm.engine.launcher.weights = {**weights, "salt": weights["salt"] + 1}
         return llm
 
     monkeypatch.setattr(generate, "start", start_with_fault)

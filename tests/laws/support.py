@@ -97,7 +97,7 @@ def expected_drafts(engine: Engine, request: Request, text: Sequence[int], num_d
             return drafts
         if not isinstance(proposer, LookupFirst):
             return ()
-    listed = shortlist_ids(engine.launcher._weights)
+    listed = shortlist_ids(engine.launcher.weights)
     if listed is None:
         return plain_drafts(toy(engine).plain_draft_logits, request, text, num_drafts)
 

@@ -60,6 +60,25 @@ def test_the_bound_of_belief_follows_the_estimate() -> None:
     assert after(policy, *[timed(1, 0, 5.0)] * 200).cost(1, 0) == pytest.approx(5.0)
 
 
+def test_what_goes_on_is_no_pause() -> None:
+    """Ten times the warm-up cost: left out eight times, believed from then on, and a pause is one again."""
+    policy = after(Goodput(COSTS, (0.5,)), *[timed(1, 0, 10.0)] * 8)
+    assert policy.cost(1, 0) == COSTS[1, 0]
+    policy = after(policy, *[timed(1, 0, 10.0)] * 200)
+    assert policy.cost(1, 0) == pytest.approx(10.0)
+    assert after(policy, timed(1, 0, 100.0)).cost(1, 0) == policy.cost(1, 0)
+
+
+def test_a_length_that_did_not_run_gets_the_benefit_of_the_doubt_but_not_more_than_warm_up_allows() -> None:
+    """K = 1 ran and took 1.5 times its warm-up cost. By that ratio K = 0 takes 1.5, worth 1.35; by its own, no more."""
+    policy = after(Goodput({(1, 0): 1.0, (1, 1): 1.6}, (0.0,)), *[timed(1, 1, 2.4)] * 50)
+    assert policy.cost(1, 0) == pytest.approx(1.5)
+    assert policy.goodput(1, 0) == pytest.approx(1 / 1.35)
+    assert after(policy, timed(1, 0, 1.5)).goodput(1, 0) == pytest.approx(1 / 1.5)
+    barely = after(Goodput({(1, 0): 1.0, (1, 1): 1.6}, (0.0,)), *[timed(1, 1, 1.68)] * 50)
+    assert barely.goodput(1, 0) == pytest.approx(1.0)  # at a ratio of 1.05: as at warm-up
+
+
 def test_the_length_follows_the_cost_in_use() -> None:
     """At warm-up a draft is cheap; in use it is not."""
     policy = Goodput({(1, 0): 1.0, (1, 1): 1.2}, (0.5,))
