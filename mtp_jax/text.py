@@ -47,7 +47,8 @@ def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingPa
     """The parameters with bad words as token ids: text as it stands at the beginning of a text, and after a space.
 
     The second only where it has as many tokens and begins otherwise, as in vLLM. What is no list of words, or text
-    without a tokenizer, is left for admission to name. `ConfigError` for a word that UTF-8 cannot write.
+    without a tokenizer, is left for admission to name. `ConfigError` for a word that UTF-8 cannot write, and for one
+    that is white space alone.
     """
     words = params.bad_words
     if tokenizer is None or isinstance(words, str) or not isinstance(words, Sequence):
@@ -57,6 +58,10 @@ def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingPa
         if not isinstance(word, str):
             found.append(word)
             continue
+        if not word.lstrip():
+            raise ConfigError(
+                f"bad_words contains {word!r}; a word must have more than white space, or be a list of token ids."
+            )
         bare, spaced = (_bare_ids(tokenizer, prefix + word.lstrip()) for prefix in ("", " "))
         found.append(bare)
         if spaced and len(spaced) == len(bare) and spaced[0] != bare[0]:

@@ -63,7 +63,7 @@ def greedy(llm: LLM, prompt: Any, **params: Any) -> RequestOutput:
         ([1], {"temperature": 10**400}, "temperature is 1"),
         ([1], {"temperature": 1e-300}, "temperature is 1e-300"),
         ([1], {"temperature": "hot"}, "temperature is 'hot'"),
-        ([1], {"top_k": -1}, "top_k is -1"),
+        ([1], {"top_k": -2}, "top_k is -2"),
         ([1], {"top_p": 0.0}, "top_p is 0.0"),
         ([1], {"top_p": 1e-50}, "top_p is 1e-50"),
         ([1], {"top_p": NAN}, "top_p is nan"),
@@ -86,7 +86,7 @@ def greedy(llm: LLM, prompt: Any, **params: Any) -> RequestOutput:
         ([1], {"logit_bias": {29: 2.0}}, "logit_bias contains 29"),
         ([1], {"logit_bias": {1: math.inf}}, "logit_bias[1] is inf"),
         ([1], {"bad_words": ["a" * 17]}, "a word of 17 tokens; at most 16 fit"),
-        ([1], {"bad_words": [""]}, "bad_words contains []"),
+        ([1], {"bad_words": [""]}, "bad_words contains ''; a word must have more than white space"),
         ([1], {"bad_words": ["a\ud800"]}, "lone surrogate"),
         ([1], {"bad_words": [[token] for token in range(29)]}, "would ban all 29 tokens"),
         ([1], {"n": 0}, "n is 0"),
@@ -187,8 +187,8 @@ def test_a_closed_stream_leaves_nothing_behind(llm: LLM) -> None:
 
 
 def test_a_refused_stream_says_why(llm: LLM) -> None:
-    with pytest.raises(ConfigError, match="top_k is -1"):
-        next(llm.stream("abc", SamplingParams(top_k=-1)))
+    with pytest.raises(ConfigError, match="top_k is -2"):
+        next(llm.stream("abc", SamplingParams(top_k=-2)))
 
 
 def test_text_does_not_depend_on_drafting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

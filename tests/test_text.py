@@ -146,3 +146,6 @@ def test_a_bad_word_is_meant_at_the_beginning_of_a_text_and_after_a_space() -> N
     assert in_tokens(SamplingParams(bad_words=["x"]), None).bad_words == ["x"]
     with pytest.raises(ConfigError, match="A bad word contains a lone surrogate"):
         banned("\ud800")
+    for blank in ("", " ", "\n\t"):
+        with pytest.raises(ConfigError, match=r"^bad_words contains '.*'; a word must have more than white space"):
+            banned(blank)

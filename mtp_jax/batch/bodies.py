@@ -10,8 +10,6 @@ COMPLETIONS_URL, CHAT_URL = "/v1/completions", "/v1/chat/completions"
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 _WITHOUT_MEANING = {"model", "user", "metadata", "store"}
 """Fields that say who asks, not what for."""
-_TO_THE_END = 2**31 - 1
-"""A conversation's answer is as long as the context lets it be, unless the line says otherwise."""
 
 Render = Callable[[Any, Mapping[str, Any] | None], Any]
 """Messages (and what else the template is told) to a prompt; `ValueError` for messages that it does not take."""
@@ -19,12 +17,12 @@ Render = Callable[[Any, Mapping[str, Any] | None], Any]
 
 @dataclass(frozen=True)
 class Body:
-    """One url: the field that holds the prompt, the others, and tokens written unless the line says how many."""
+    """One url: the field that holds the prompt, the others, and `max_tokens` of a line that does not say."""
 
     url: str
     prompt_field: str
     convert: Mapping[str, Callable[[Any], Any]]
-    default_max_tokens: int
+    default_max_tokens: int | None
 
     def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """`SamplingParams`' fields, and those of the template. `ValueError` for what this url does not take."""
@@ -116,7 +114,7 @@ BODIES = {
             "top_logprobs": _as_is,
             "chat_template_kwargs": _mapping,
         },
-        default_max_tokens=_TO_THE_END,
+        default_max_tokens=None,
     ),
 }
 """What a line's url may be."""

@@ -1,5 +1,6 @@
 """Runs a batch: lines in, requests through the engine as slots come free, results out in parts, merged at the end."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -184,9 +185,11 @@ def _longest_first(asked: Iterable[Numbered], look_ahead: int) -> Iterator[Numbe
     yield from sorted(ahead, key=_longest)
 
 
-def _longest(numbered: Numbered) -> tuple[int, int]:
+def _longest(numbered: Numbered) -> tuple[float, int]:
     number, asked = numbered
     wanted = asked.params.max_tokens
+    if wanted is None:
+        return -math.inf, number
     return (-wanted if isinstance(wanted, int) else 0), number  # what is no number is refused by the engine
 
 

@@ -109,7 +109,7 @@ def _settings(model: Model, workload: Workload, options: Namespace) -> dict[str,
         options,
         model,
         num_slots=len(workload.prompts),
-        num_tokens=longest + workload.params.max_tokens,
+        num_tokens=longest + options.max_tokens,
         longest_prompt=longest,
     )
 

@@ -59,7 +59,7 @@ def run(options: Namespace) -> None:
     model = load(options)
     prompt = _tokens_of(options.prompt, model)
     settings = engine_options(
-        options, model, num_slots=1, num_tokens=len(prompt) + params.max_tokens, longest_prompt=len(prompt)
+        options, model, num_slots=1, num_tokens=len(prompt) + options.max_tokens, longest_prompt=len(prompt)
     )
     check(model, speculative, settings, prompt, params)
 

@@ -33,6 +33,7 @@ class Column(_FromZero):
     NUM_LOGPROBS = auto()
     PROMPT_LEN = auto()
     MIN_TOKENS = auto()
+    NUM_STOP_IDS = auto()
     PRESENCE_PENALTY = auto()
     FREQUENCY_PENALTY = auto()
     REPETITION_PENALTY = auto()

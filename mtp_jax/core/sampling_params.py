@@ -29,10 +29,10 @@ class RequestLimits:
 class SamplingParams:
     """How one request wants its tokens. Names, defaults and meanings are vLLM's.
 
-    Logits are changed in this order: `bad_words`, `min_tokens` (ids that would end the request are banned before; so
-    with `ignore_eos` end-of-text ids are not, where vLLM bans them all the same), `logit_bias`, penalties; then, above
-    temperature 0, `temperature`, `min_p`, `top_k`, `top_p`. `bad_words` may be given as token ids too. Nothing is
-    checked here: `problem` is called when the request is admitted, so that one bad request fails alone.
+    Logits are changed in this order: `bad_words`, `min_tokens` (stop and end-of-text ids are banned before, the latter
+    under `ignore_eos` too), `logit_bias`, penalties; then, above temperature 0, `temperature`, `min_p`, `top_k` (0 or
+    -1: off), `top_p`. `bad_words` may be given as token ids too. `max_tokens` None: up to the engine's longest text.
+    Nothing is checked here: `problem` is called when the request is admitted, so that one bad request fails alone.
 
     `thinking_token_ids`: the tokens that begin and end the part of the text in which `acceptance="relaxed"` is relaxed;
     the last of them in the text so far counts, prompt included. None: it never is.
@@ -43,7 +43,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -82,7 +82,7 @@ class SamplingParams:
 
         >>> limits = RequestLimits(vocab_size=8, max_logprobs=5, max_stop_token_ids=4, lists=ListSizes(2, 2, 4))
         >>> SamplingParams(top_k=-3).problem(limits)
-        'top_k is -3; it must be 0 (off) or a positive integer.'
+        'top_k is -3; it must be a positive integer, or 0 or -1 (off).'
         """
         return (
             self._bad_filter()
@@ -102,8 +102,8 @@ class SamplingParams:
                 f"temperature is {self.temperature!r}; it must be 0 (greedy) or a finite number "
                 f"from {smallest:.2g} to {largest:.2g}."
             )
-        if not is_int(self.top_k) or self.top_k < 0:
-            return f"top_k is {self.top_k!r}; it must be 0 (off) or a positive integer."
+        if not is_int(self.top_k) or self.top_k < -1:
+            return f"top_k is {self.top_k!r}; it must be a positive integer, or 0 or -1 (off)."
         if not is_real(self.top_p) or not smallest <= self.top_p <= 1:
             return f"top_p is {self.top_p!r}; it must be above 0 (at least {smallest:.2g}) and at most 1."
         if not is_real(self.min_p) or not (self.min_p == 0 or smallest <= self.min_p <= 1):
@@ -126,10 +126,14 @@ class SamplingParams:
         return None
 
     def _bad_length(self) -> str | None:
-        if not is_int(self.max_tokens) or self.max_tokens < 1:
-            return f"max_tokens is {self.max_tokens!r}; it must be an integer of at least 1."
-        if not is_int(self.min_tokens) or not 0 <= self.min_tokens <= self.max_tokens:
-            return f"min_tokens is {self.min_tokens!r}; it must be an integer from 0 to max_tokens={self.max_tokens}."
+        longest = self.max_tokens
+        if longest is not None and (not is_int(longest) or longest < 1):
+            return (
+                f"max_tokens is {longest!r}; it must be None (no limit but the engine's) or an integer of at least 1."
+            )
+        if not is_int(self.min_tokens) or self.min_tokens < 0 or (longest is not None and self.min_tokens > longest):
+            most = "" if longest is None else f" to max_tokens={longest}"
+            return f"min_tokens is {self.min_tokens!r}; it must be an integer from 0{most or ' on'}."
         if not is_int(self.n) or not 1 <= self.n <= MAX_SAMPLES:
             return f"n is {self.n!r}; it must be an integer from 1 to {MAX_SAMPLES}."
         if self.n > 1 and self.temperature == 0:

@@ -102,19 +102,20 @@ class SamplingRows:
 
     key_B2: UInt32[Array, "B 2"]
     temperature_B: Float[Array, " B"]  # 0: greedy
-    top_k_B: Int[Array, " B"]  # 0: off
+    top_k_B: Int[Array, " B"]  # 0 or -1: off
     top_p_B: Float[Array, " B"]  # 1: off
     min_p_B: Float[Array, " B"]  # 0: off
     num_logprobs_B: Int[Array, " B"]  # -1: none wanted
     thinking_ids_B2: Int[Array, "B 2"]  # the tokens that begin and end a thinking part; NO_TOKEN: never
     prompt_len_B: Int[Array, " B"]  # the request's own prompt: what follows it in the slot's text, it wrote
-    min_tokens_B: Int[Array, " B"]  # stop ids are banned until so many are written
+    min_tokens_B: Int[Array, " B"]  # `stop_ids_BI` are banned until so many are written
     presence_penalty_B: Float[Array, " B"]  # 0: off
     frequency_penalty_B: Float[Array, " B"]  # 0: off
     repetition_penalty_B: Float[Array, " B"]  # 1: off
     num_biases_B: Int[Array, " B"]
     num_bad_words_B: Int[Array, " B"]
-    stop_ids_BI: Int[Array, "B I"]
+    num_stop_ids_B: Int[Array, " B"]
+    stop_ids_BI: Int[Array, "B I"]  # the first `num_stop_ids_B` end the text; what follows them is only held back
     lists: TokenLists | None = None  # of the slots' state; None: nobody has any
     agreed: Needs | None = None  # None where nobody else launches: these rows alone say what is needed
 
@@ -220,6 +221,7 @@ class StepInputs:
                 thinking_ids_B2=packed_BX[:, Column.THINKING_BEGINS : Column.THINKING_ENDS + 1],
                 prompt_len_B=column(Column.PROMPT_LEN),
                 min_tokens_B=column(Column.MIN_TOKENS),
+                num_stop_ids_B=column(Column.NUM_STOP_IDS),
                 presence_penalty_B=float_column(Column.PRESENCE_PENALTY),
                 frequency_penalty_B=float_column(Column.FREQUENCY_PENALTY),
                 repetition_penalty_B=float_column(Column.REPETITION_PENALTY),

@@ -48,7 +48,7 @@ def _no_token_left(request: Request, vocab_size: int) -> str | None:
             continue
         banned = {last for *beginning, last in words if _ends_with(written, beginning)}
         if len(written) < params.min_tokens:
-            banned |= {*request.stop_ids}
+            banned |= {*request.held_back_ids}
         if len(banned) == vocab_size:
             after = f" after {[*written]}" if written else ""
             return f"bad_words and min_tokens would ban all {vocab_size} tokens of the vocabulary{after}; leave one."
@@ -83,7 +83,7 @@ def _bad_prompt(request: Request, config: EngineConfig, vocab_size: int) -> str 
 
 
 def _too_large(request: Request, config: EngineConfig) -> str | None:
-    num_tokens = min(len(request.prompt) + request.params.max_tokens, config.max_model_len)
+    num_tokens = request.longest_text(config.max_model_len)
     needed = pages_for(num_tokens - 1, config.cache.page_size)
     if needed > config.pages_per_shard:
         has = "the cache has" if config.mesh.data == 1 else "the cache of a data shard has"

@@ -146,6 +146,7 @@ class BatchBuilder:
             Column.NUM_LOGPROBS: NO_LOGPROBS if params.logprobs is None else params.logprobs,
             Column.PROMPT_LEN: len(request.prompt),
             Column.MIN_TOKENS: min(params.min_tokens, _LARGEST),
+            Column.NUM_STOP_IDS: len(request.stop_ids),
             Column.NUM_BIASES: len(params.logit_bias or ()),
             Column.NUM_BAD_WORDS: len(params.bad_words or ()),
             Column.THINKING_BEGINS: thinking_begins,
@@ -166,7 +167,7 @@ class BatchBuilder:
         ).view(np.int32)
         stop_start = len(Column)
         row_X[stop_start : stop_start + self._num_stop_ids] = NO_TOKEN
-        row_X[stop_start : stop_start + len(request.stop_ids)] = request.stop_ids
+        row_X[stop_start : stop_start + len(request.held_back_ids)] = request.held_back_ids
         table_start = stop_start + self._num_stop_ids
         row_X[table_start : table_start + len(slot.pages)] = slot.pages
         return row_X

@@ -44,6 +44,16 @@ class Request:
         eos = () if self.params.ignore_eos else self.eos_token_ids
         return tuple(dict.fromkeys((*eos, *(self.params.stop_token_ids or ()))))
 
+    @property
+    def held_back_ids(self) -> tuple[int, ...]:
+        """Ids banned until `min_tokens` are written: `stop_ids`, then end-of-text ids that do not end this request."""
+        return tuple(dict.fromkeys((*self.stop_ids, *self.eos_token_ids)))
+
+    def longest_text(self, max_model_len: int) -> int:
+        """Tokens at most, the prompt included."""
+        max_tokens = self.params.max_tokens
+        return max_model_len if max_tokens is None else min(len(self.prompt) + max_tokens, max_model_len)
+
 
 class RequestStatus(StrEnum):
     """Where a request is."""

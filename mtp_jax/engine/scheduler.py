@@ -69,7 +69,7 @@ class Scheduler:
 
     def limit_of(self, request: Request) -> int:
         """The committed_len at which the request is finished by length; its last token needs no KV."""
-        return min(len(request.prompt) + request.params.max_tokens, self.config.max_model_len) - 1
+        return request.longest_text(self.config.max_model_len) - 1
 
     def submit(self, request: Request) -> RequestState:
         """Queues an admissible request (see `engine.admission`)."""

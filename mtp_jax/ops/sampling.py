@@ -6,7 +6,7 @@ were drafted, and a drafter that adds the same g to its own log-probabilities ag
 laws allow: P(equal) >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,6 +20,7 @@ from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from mtp_jax.ops.trees import depths
 
 
+@unique
 class Stream(IntEnum):
     """Independent random streams of one request. TARGET is shared by coupled drafts; the others never mix with it.
 

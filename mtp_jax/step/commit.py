@@ -16,7 +16,10 @@ def count_emitted(accepted: Accepted, slots: SlotView) -> tuple[Int[Array, " B"]
     """
     room = slots.limit - slots.committed_len
     num_valid = jnp.minimum(accepted.num_accepted + 1, room)
-    is_stop_BE = jnp.any(accepted.tokens_BE[:, :, None] == slots.sampling.stop_ids_BI[:, None, :], axis=-1)
+    rows = slots.sampling
+    ends_text_BI = jnp.arange(rows.stop_ids_BI.shape[1])[None, :] < rows.num_stop_ids_B[:, None]
+    is_stop_id_BEI = (accepted.tokens_BE[:, :, None] == rows.stop_ids_BI[:, None, :]) & ends_text_BI[:, None, :]
+    is_stop_BE = jnp.any(is_stop_id_BEI, axis=-1)
     num_columns = accepted.tokens_BE.shape[1]
     column = jnp.arange(num_columns, dtype=jnp.int32)[None, :]
     up_to_stop = jnp.min(jnp.where(is_stop_BE, column + 1, num_columns + 1), axis=1)

@@ -24,7 +24,7 @@ Say you wrote a decoder that drafts, over the toy model here to keep it short. O
 ...     def target(text):
 ...         return plain_token(family.plain_logits(text), request, text)
 ...
-...     limit = min(len(request.prompt) + request.params.max_tokens, max_model_len) - 1
+...     limit = request.longest_text(max_model_len) - 1
 ...     text, records = [*request.prompt, target(request.prompt)], []
 ...     while len(text) - 1 < limit and text[-1] not in request.stop_ids:
 ...         before = len(text) - 1
@@ -53,14 +53,14 @@ one draft is enough, and it must be the stop.
 ...     ).tokens
 >>> cases = st.tuples(requests(29, max_model_len=48, temperatures=(0.0,)), st.integers(0, 3))
 >>> request, draft_len = find(cases, differs, settings=settings(max_examples=2000, derandomize=True, database=None))
->>> draft_len, len(request.prompt), len(request.stop_ids)
-(1, 1, 1)
+>>> draft_len, len(request.stop_ids)
+(1, 1)
 
 The records say it too, and name the rule:
 
 >>> from mtp_jax.testing.checks import check_trace
 >>> tokens, records = my_engine(request, draft_len)
->>> limit = len(request.prompt) + request.params.max_tokens - 1
+>>> limit = request.longest_text(48) - 1
 >>> check_trace(records, tokens, prompt_len=len(request.prompt), limit=limit, stop_ids=request.stop_ids)
 ... # doctest: +ELLIPSIS
 Traceback (most recent call last):

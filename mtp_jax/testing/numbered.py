@@ -31,7 +31,7 @@ def text_token(number: int, position: int, stop_position: int | None) -> int:
 def expected_end(request: Request, max_model_len: int) -> tuple[tuple[int, ...], FinishReason]:
     """Tokens and finish reason of a `numbered_request`, by definition."""
     first = len(request.prompt)
-    last = min(first + request.params.max_tokens, max_model_len)
+    last = request.longest_text(max_model_len)
     tokens = [text_token(int(request.request_id), position, request.seed) for position in range(first, last)]
     if STOP_ID in tokens:
         return tuple(tokens[: tokens.index(STOP_ID) + 1]), FinishReason.STOP

@@ -45,7 +45,7 @@ def plain_decode(next_logits: NextLogits, request: Request, *, max_model_len: in
     (2, 3, 4)
     """
     params = request.params
-    num_tokens = min(params.max_tokens, max_model_len - len(request.prompt))
+    num_tokens = request.longest_text(max_model_len) - len(request.prompt)
     text, logprobs = list(request.prompt), []
     for _ in range(num_tokens):
         logits_V = next_logits(text)
@@ -129,7 +129,7 @@ def edited_logits(logits_V: Float[np.ndarray, " V"], request: Request, text: Seq
         if written[max(len(written) - len(beginning), 0) :] == list(beginning):
             edited_V[last] = -np.inf  # type: ignore[call-overload]
     if len(written) < params.min_tokens:
-        edited_V[list(request.stop_ids)] = -np.inf
+        edited_V[list(request.held_back_ids)] = -np.inf
     for token, bias in (params.logit_bias or {}).items():
         edited_V[token] += np.float32(bias)
     repetition = np.float32(params.repetition_penalty)

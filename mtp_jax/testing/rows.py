@@ -31,6 +31,7 @@ def sampling_rows(*params: SamplingParams, seeds: Sequence[int] = (), prompt_len
         num_logprobs_B=jnp.array([-1 if one.logprobs is None else one.logprobs for one in params], jnp.int32),
         prompt_len_B=jnp.array(prompt_lens or [0] * len(params), jnp.int32),
         min_tokens_B=jnp.array([one.min_tokens for one in params], jnp.int32),
+        num_stop_ids_B=jnp.array([len(one.stop_token_ids or ()) for one in params], jnp.int32),
         presence_penalty_B=jnp.array([one.presence_penalty for one in params], jnp.float32),
         frequency_penalty_B=jnp.array([one.frequency_penalty for one in params], jnp.float32),
         repetition_penalty_B=jnp.array([one.repetition_penalty for one in params], jnp.float32),

@@ -52,6 +52,7 @@ def sampling_params(
         max_tokens=max_tokens,
         logprobs=draw(st.sampled_from((None, None, None, 0, 2))),
         stop_token_ids=draw(st.lists(st.integers(0, vocab_size - 1), max_size=num_stop_ids).map(tuple)),
+        ignore_eos=draw(st.booleans()),
     )
 
 

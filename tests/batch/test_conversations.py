@@ -33,7 +33,7 @@ def test_a_conversation_is_a_prompt_in_tokens(read: Any) -> None:
     assert asked.prompt == {"prompt": "ab,", "prompt_token_ids": [0, 1, 28]}
     assert (asked.params.max_tokens, asked.params.logprobs) == (3, 2)
     whole = read(chat_line())
-    assert whole.params.max_tokens > 10**6
+    assert whole.params.max_tokens is None
     assert whole.params.logprobs is None
     assert read(chat_line(logprobs=True)).params.logprobs == 0
 

@@ -69,7 +69,7 @@ def test_a_bad_command_line_is_refused(
     ("arguments", "named"),
     [
         (("--temperature", "nan"), "temperature"),
-        (("--top-k", "-1"), "top_k"),
+        (("--top-k", "-2"), "top_k"),
         (("--top-p", "0"), "top_p"),
         (("--seed", "-1"), "seed"),
         (("--max-tokens", "0"), "max_tokens"),

@@ -18,11 +18,11 @@ LIMITS = RequestLimits(vocab_size=29, max_logprobs=3, max_stop_token_ids=4, list
 
 REFUSED: dict[str, list[Any]] = {
     "temperature": [math.nan, math.inf, -0.1, 1e39, 1e-46, "1", None, True],
-    "top_k": [-1, 1.5, "3", None, True],
+    "top_k": [-2, 1.5, "3", None, True],
     "top_p": [0, -0.5, 1.01, math.nan, 1e-50, "1", None],
     "min_p": [-0.1, 1.01, math.nan, 1e-50, "0", None, False],
     "seed": [-1, 2**64, 0.5, "0", True],
-    "max_tokens": [0, -3, 2.0, None, True],
+    "max_tokens": [0, -3, 2.0, "5", True],
     "min_tokens": [-1, 17, 2.0, None, False],
     "stop": ["", ["a", ""], ("a", 3), 7, [None]],
     "stop_token_ids": [[29], [-1], [1.0], [True], "12", 5, [1, 2, 3, 4, 5]],
@@ -52,12 +52,12 @@ REFUSED: dict[str, list[Any]] = {
 }
 HONOURED: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 1, 2.5, *FLOAT32_RANGE],
-    "top_k": [0, 1, 28, 2**40],
+    "top_k": [0, -1, 1, 28, 2**40],
     "top_p": [1, 1.0, 0.5, FLOAT32_RANGE[0]],
     "min_p": [0, 0.1, 1, FLOAT32_RANGE[0]],
     "seed": [None, 0, 2**64 - 1],
     "min_tokens": [0, 16],
-    "max_tokens": [1, 10**9],
+    "max_tokens": [1, 10**9, None],
     "stop": [None, "a", ["a", "bc"], (), []],
     "stop_token_ids": [None, (), [0], (28, 3), [1, 2, 3, 4]],
     "ignore_eos": [True, False],
@@ -118,6 +118,10 @@ def test_parameters_that_contradict_each_other_are_refused() -> None:
     assert (
         SamplingParams(min_tokens=5, max_tokens=4).problem(LIMITS)
         == "min_tokens is 5; it must be an integer from 0 to max_tokens=4."
+    )
+    assert (
+        SamplingParams(min_tokens=-5, max_tokens=None).problem(LIMITS)
+        == "min_tokens is -5; it must be an integer from 0 on."
     )
     assert "n is 2 at temperature 0" in (SamplingParams(n=2, temperature=0).problem(LIMITS) or "")
 

@@ -43,13 +43,14 @@ all_params = st.builds(
     bad_words=st.none() | st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=3),
     logprobs=st.sampled_from((None, 0, 2)),
     stop_token_ids=st.lists(st.integers(0, 9), max_size=2, unique=True),
-    max_tokens=st.integers(1, 50),
+    max_tokens=st.none() | st.integers(1, 50),
+    ignore_eos=st.booleans(),
 )
 
 
 def state_of(name: str, prompt: tuple[int, ...], params: SamplingParams, seed: int) -> RequestState:
     request = Request(name, prompt, params, seed, eos_token_ids=(11,))
-    return RequestState(request, limit=min(len(prompt) + params.max_tokens, 32) - 1)
+    return RequestState(request, limit=request.longest_text(32) - 1)
 
 
 def launch_of(decision: Decision) -> LaunchDecision:
@@ -89,9 +90,10 @@ def test_decode_inputs_arrive_as_they_were_decided(
             assert int(inputs.draft_cap[i]) == i
             assert int(inputs.limit[i]) == slot.state.limit
             assert inputs.page_table_BP[i].tolist() == slot.pages + [0] * (8 - i)
-            stops = list(request.stop_ids)
+            held_back = list(request.held_back_ids)
             sampling = inputs.sampling
-            assert sampling.stop_ids_BI[i].tolist() == stops + [NO_TOKEN] * (3 - len(stops))
+            assert sampling.stop_ids_BI[i].tolist() == held_back + [NO_TOKEN] * (3 - len(held_back))
+            assert int(sampling.num_stop_ids_B[i]) == len(request.stop_ids)
             high, low = (int(half) for half in sampling.key_B2[i])
             assert (high << 32) + low == seeds[i]
             assert np.float32(sampling.temperature_B[i]) == np.float32(params[i].temperature)

@@ -32,8 +32,14 @@ def test_no_step_is_plain_decoding() -> None:
 def test_stop_ids_are_the_callers_and_the_models_without_repeats() -> None:
     params = SamplingParams(stop_token_ids=(5, 3))
     assert Request("a", (1,), params, 0, eos_token_ids=(3, 4)).stop_ids == (3, 4, 5)
-    ignoring = SamplingParams(stop_token_ids=(5, 3), ignore_eos=True)
-    assert Request("a", (1,), ignoring, 0, eos_token_ids=(3, 4)).stop_ids == (5, 3)
+    ignoring = Request("a", (1,), SamplingParams(stop_token_ids=(5, 3), ignore_eos=True), 0, eos_token_ids=(3, 4))
+    assert ignoring.stop_ids == (5, 3)
+    assert ignoring.held_back_ids == (5, 3, 4)  # what ends nothing comes last
+
+
+@pytest.mark.parametrize(("max_tokens", "longest"), [(4, 7), (29, 32), (30, 32), (10**9, 32), (None, 32)])
+def test_a_text_ends_at_max_tokens_or_with_the_engines_longest(max_tokens: int | None, longest: int) -> None:
+    assert Request("a", (1, 2, 3), SamplingParams(max_tokens=max_tokens), 0).longest_text(32) == longest
 
 
 def test_known_tokens_leave_the_pending_one_out() -> None:

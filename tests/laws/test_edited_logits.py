@@ -48,7 +48,11 @@ def test_min_tokens_hold_a_stop_back_and_then_let_it_through() -> None:
         one = request("a", (5, 9, 5), temperature=0.0, max_tokens=24, stop_token_ids=(stop,), min_tokens=min_tokens)
         served(engine, [one], policy=FIXED[3])
         assert len(plain(engine, one).tokens) > min_tokens or min_tokens == 24
-        served(engine, [replace(one, eos_token_ids=(stop,), params=replace(one.params, stop_token_ids=()))])
+        eos = replace(one, eos_token_ids=(stop,), params=replace(one.params, stop_token_ids=()))
+        ignoring = replace(eos, request_id="b", params=replace(eos.params, ignore_eos=True))
+        served(engine, [eos, ignoring], policy=FIXED[3])
+        assert stop not in plain(engine, ignoring).tokens[:min_tokens]
+        assert len(plain(engine, ignoring).tokens) == 24
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

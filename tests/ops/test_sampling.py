@@ -125,6 +125,18 @@ def test_bug_b01_seeds_positions_and_streams_are_independent() -> None:
     assert np.abs(correlation - np.eye(len(names))).max() < 5 / np.sqrt(num_draws)
 
 
+def test_bug_b01_every_bit_of_seed_position_and_token_id_matters() -> None:
+    """Two draws that part in one bit of one of them are different draws: nothing repeats after so many."""
+    seeds = [0, *(1 << bit for bit in range(64))]
+    positions = [0, *(1 << bit for bit in range(31))]
+    ids_V = jnp.array([0, *(1 << bit for bit in range(31))], jnp.int32)
+    key_B2 = jnp.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], jnp.uint32)
+    position_BW = jnp.broadcast_to(jnp.array(positions, jnp.int32), (len(seeds), len(positions)))
+    drawn_BWV = np.asarray(noise(key_B2, position_BW, Stream.TARGET, ids_V))
+    for drawn in (drawn_BWV[:, 0, 0], drawn_BWV[0, :, 0], drawn_BWV[0, 0]):
+        assert len(np.unique(drawn)) == len(drawn)
+
+
 def test_noise_is_gumbel_and_finite() -> None:
     """Mean 0.5772, variance pi^2 / 6; 200,000 draws put the mean within 5 sigma = 0.0143."""
     drawn = np.asarray(

@@ -44,6 +44,7 @@ counted = jax.jit(count_emitted)
     room=per_slot(st.integers(1, 6)),
     live=per_slot(st.booleans()),
     stops=per_slot(st.lists(st.integers(-1, 5), min_size=2, max_size=2)),
+    num_stops=per_slot(st.integers(0, 2)),
 )
 def test_what_is_emitted_is_read_out_by_hand(
     tokens: list[list[int]],
@@ -51,10 +52,11 @@ def test_what_is_emitted_is_read_out_by_hand(
     room: list[int],
     live: list[bool],
     stops: list[list[int]],
+    num_stops: list[int],
 ) -> None:
     committed = [10 * slot for slot in range(NUM_SLOTS)]
     slots = slot_view(
-        replace(GREEDY, stop_ids_BI=jnp.array(stops, jnp.int32)),
+        replace(GREEDY, stop_ids_BI=jnp.array(stops, jnp.int32), num_stop_ids_B=jnp.array(num_stops, jnp.int32)),
         vocab_size=6,
         draft_len=DRAFT_LEN,
         committed_len=committed,
@@ -68,7 +70,11 @@ def test_what_is_emitted_is_read_out_by_hand(
     pending = last_emitted(accepted, num_emitted, slots.pending_token)
     for slot in range(NUM_SLOTS):
         expected, is_finished = emitted_by_hand(
-            tokens[slot], num_accepted[slot], committed[slot], committed[slot] + room[slot], stops[slot]
+            tokens[slot],
+            num_accepted[slot],
+            committed[slot],
+            committed[slot] + room[slot],
+            stops[slot][: num_stops[slot]],
         )
         if not live[slot]:
             expected, is_finished = 0, False
