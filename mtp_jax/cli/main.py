@@ -46,6 +46,7 @@ COMMANDS = {
     ),
     "bench mesh": ("mtp_jax.cli.bench_mesh", "a mesh's tokens and speed against one device's, and what the vote costs"),
     "bench policy": ("mtp_jax.cli.bench_policy", "a batch that drains, under every fixed draft length and goodput"),
+    "plan": ("mtp_jax.cli.plan", "a model on accelerators that are not here: memory, least time of a step, drafts"),
     "eval-heads": ("mtp_jax.cli.eval_heads", "how often the target would accept its MTP drafts on a text, by depth"),
     "rank-tokens": ("mtp_jax.cli.rank_tokens", "a model's tokens by how frequent they are, for --draft-vocab-size"),
     "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
 from mtp_jax.core.config import MeshConfig
@@ -52,9 +52,9 @@ class AxisRules:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of an engine. `mesh` None: one device, nothing mapped."""
+    """The devices of an engine. `mesh` None: one device, nothing mapped. An abstract one is for lowering alone."""
 
-    mesh: Mesh | None = None
+    mesh: Mesh | AbstractMesh | None = None
 
     @classmethod
     def of(cls, config: MeshConfig) -> "Placement":
@@ -122,6 +122,7 @@ class Placement:
         """The data shards that a process schedules: those with one of its devices."""
         if self.mesh is None:
             return (0,)
+        assert isinstance(self.mesh, Mesh)  # on an abstract one nothing is scheduled
         rows = self.mesh.devices
         return tuple(i for i, row in enumerate(rows) if any(device.process_index == process for device in row))
 
