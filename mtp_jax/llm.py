@@ -203,7 +203,10 @@ class LLM:
         return samples.output()
 
     def trace(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepRecord]:
-        """One record per decode step: what was drafted, what the target said, what was emitted."""
+        """One `StepRecord` per decode step: what was drafted, what the target said, what was emitted.
+
+        The first token is the prefill's, and in no record. Raises `ConfigError` if the request is refused.
+        """
         (job,) = self._samples(prompt, single_params(params, "trace"), 0, wants_trace=True).jobs
         num_sent = 0
         for _ in self._progress_of(job):

@@ -43,7 +43,9 @@ def engine_config(
     full). Slots and pages are those of the whole mesh. `attention_backend`, `moe_backend`: names in the tables of
     `kernels_pallas`, for attention also "auto". `mesh`: devices by axis, such as `{"data": 2, "model": 4}`.
     `readback_depth`: launches that may be under way when the next one is made, 0 to 2; `async_scheduling=False` means
-    0. `prefill_chunk`: most prompt tokens of a launch. `seed`: of requests that bring none.
+    0. `prefill_chunk`: most prompt tokens of a launch. `enable_prefix_caching`: prompts that begin alike share pages.
+    `numerics`: "fast", the only one so far. `seed`: of requests that bring none.
+    Raises `ConfigError` for a value that cannot be honoured, with what would be allowed.
     """
     for name, value in {"async_scheduling": async_scheduling, "enable_prefix_caching": enable_prefix_caching}.items():
         if not isinstance(value, bool):

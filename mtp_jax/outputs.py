@@ -9,7 +9,10 @@ from mtp_jax.engine.requests import RequestMetrics, StepRecord, TokenLogprob
 
 @dataclass(frozen=True)
 class Logprob:
-    """Raw log-probability of a token at its position, its rank (1: most likely) and its text."""
+    """`logprob`: natural logarithm of a token's probability under the model's own law, before temperature and filters.
+
+    `rank`: 1 for the most likely token. `decoded_token`: its text, None without a tokenizer.
+    """
 
     logprob: float
     rank: int
@@ -20,6 +23,9 @@ class Logprob:
 class CompletionOutput:
     """One generated sequence. `error` is set, and the rest empty, when `finish_reason` is "rejected".
 
+    `index`: which of the request's `n` samples. `text`: of `token_ids`, up to a stop string; empty without a tokenizer.
+    `finish_reason`: "stop" (`stop_reason`: which id or string; None: the model's end of text), "length" or "rejected".
+    `logprobs`: for each token a dict of token id to `Logprob`, itself and the likeliest; None unless asked for.
     `is_lossy`: the configuration lets tokens stand that plain decoding would not write, or not as often. `records`: its
     decode steps, where they were asked for; the first token is the prefill's.
     """
@@ -46,8 +52,10 @@ class CompletionOutput:
 class RequestOutput:
     """Everything about one request, in the order it was given.
 
-    `outputs` has an entry for each of `SamplingParams.n` samples, and `metrics` counts all of them. `prompt_logprobs`
-    has one for each prompt token, as `CompletionOutput.logprobs` has for output tokens; None for the first.
+    `request_id`: the engine's own name for it. `prompt`: the text given, None for ids; `prompt_token_ids`: what
+    was fed. `finished` is True: what is not finished is not returned. `outputs` has an entry for each of
+    `SamplingParams.n` samples, and `metrics` counts all of them. `prompt_logprobs` has one for each prompt token,
+    as `CompletionOutput.logprobs` has for output tokens; None for the first.
     """
 
     request_id: str
@@ -67,7 +75,7 @@ def listed_logprobs(
     def text(token: int) -> str | None:
         return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
 
-    listed = []
+    listed = list[dict[int, Logprob]]()
     for entry in logprobs:
         top = {
             token: Logprob(logprob, rank, text(token))

@@ -1,7 +1,7 @@
 """A bar for the longest wait there is: an engine compiling its programs. On stderr, and only on a terminal."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from tqdm import tqdm
@@ -14,7 +14,7 @@ from mtp_jax.proposers.registry import resolve_method
 
 
 @contextmanager
-def compile_bar(family: ModelFamily, config: EngineConfig, label: str = "compiling") -> Iterator[OnShape]:
+def compile_bar(family: ModelFamily, config: EngineConfig, label: str = "compiling") -> Generator[OnShape]:
     """What an `Engine` of this configuration takes as `on_shape`: one step of the bar for each program."""
     with tqdm(total=num_programs(family, config), desc=label, unit="program", disable=None) as bar:
 

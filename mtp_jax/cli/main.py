@@ -52,7 +52,7 @@ COMMANDS = {
     "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),
     "pull": ("mtp_jax.cli.pull", "a model that does not come with the project, fetched and converted"),
     "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
-    "doctor": ("mtp_jax.cli.doctor", "versions, devices, attention backends, bundled models"),
+    "doctor": ("mtp_jax.cli.doctor", "what this machine has, what works on it, and advice where something is amiss"),
 }
 """Name on the command line: (module, help). A module is imported when its command is called, and not before."""
 
@@ -72,16 +72,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(arguments: list[str]) -> None:
-    name = next((name for name in COMMANDS if arguments[: len(name.split())] == name.split()), None)
-    if name is None:
-        _top_parser().parse_args(arguments)
-        raise ConfigError("a command is missing; see mtp-jax --help.")
+def command_of(name: str) -> tuple[Command, Parser]:
+    """A command and all of its options: "bench decode", say.
+
+    >>> command_of("doctor")[1].prog
+    'mtp-jax doctor'
+    """
     module, description = COMMANDS[name]
     command = cast(Command, import_module(module))
     parser = Parser(prog=f"mtp-jax {name}", description=f"{description[0].upper()}{description[1:]}.")
     command.add_options(parser)
     add_common(parser)
+    return command, parser
+
+
+def _run(arguments: list[str]) -> None:
+    name = next((name for name in COMMANDS if arguments[: len(name.split())] == name.split()), None)
+    if name is None:
+        _top_parser().parse_args(arguments)
+        raise ConfigError("a command is missing; see mtp-jax --help.")
+    command, parser = command_of(name)
     options = read_options(parser, arguments[len(name.split()) :])
     if options.print_config:
         print(as_yaml(parser, options), end="")

@@ -4,7 +4,7 @@ import argparse
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import yaml
 
@@ -201,7 +201,8 @@ _MORE_SAMPLING: dict[str, tuple[type, float, str]] = {
 
 def one_data_shard(options: Namespace, command: str) -> None:
     """Raises `ConfigError` where a command that drives one scheduler is given a mesh with several."""
-    num_shards = (options.mesh or {}).get("data", 1)
+    mesh: Mapping[str, int] = options.mesh or {}
+    num_shards = mesh.get("data", 1)
     if num_shards > 1:
         raise ConfigError(f"{command} drives one data shard; --mesh has data={num_shards}.")
 
@@ -275,7 +276,7 @@ def as_yaml(parser: Parser, options: Namespace) -> str:
 
 def _values_in(file: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text())  # JSON is YAML
+        values: Any = yaml.safe_load(file.read_text())  # JSON is YAML
     except OSError as error:
         raise ConfigError(f"--config {file} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -284,7 +285,7 @@ def _values_in(file: Path) -> Mapping[str, Any]:
         return {}
     if not isinstance(values, Mapping):
         raise ConfigError(f"--config {file} must map option names to values.")
-    return values
+    return cast(Mapping[str, Any], values)
 
 
 def _flag(dest: str) -> str:
@@ -306,8 +307,9 @@ def _as_arguments(dest: str, value: Any) -> list[str]:
         case False:
             return [_flag(f"no_{dest}")]
         case Mapping():
-            return [f"{flag}={','.join(f'{key}={size}' for key, size in value.items())}"]
+            pairs = cast(Mapping[str, Any], value)
+            return [f"{flag}={','.join(f'{key}={size}' for key, size in pairs.items())}"]
         case list():
-            return [f"{flag}={item}" for item in value]
+            return [f"{flag}={item}" for item in cast(list[Any], value)]
         case _:
             return [f"{flag}={value}"]

@@ -119,6 +119,8 @@ class ListSizes:
         return 2 * self.num_biases + self.num_bad_words * self.bad_word_len
 
 
+NULL_PAGE = 0
+"""The page that nobody holds: where writes go that nobody must see."""
 NO_TOKEN = -1
 """Marks an unused stop id or place of a bad word, a request without thinking tokens, and a prefill whose pending token
 is to be drawn (not resumed)."""

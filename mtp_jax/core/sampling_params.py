@@ -34,8 +34,21 @@ class SamplingParams:
     -1: off), `top_p`. `bad_words` may be given as token ids too. `max_tokens` None: up to the engine's longest text.
     Nothing is checked here: `problem` is called when the request is admitted, so that one bad request fails alone.
 
+    `temperature`: 0 is greedy. `top_k`: draw among so many of the likeliest tokens, 0 is all; `top_p`, `min_p`: shares
+    of probability. `seed`: same seed, same tokens; None: the engine's, by the request's place in its call.
+    `max_tokens`, `min_tokens`: tokens of the answer. It also ends before a text of `stop`, and at an id of
+    `stop_token_ids` or, unless `ignore_eos`, of the model's. `n`: samples of one prompt.
+    `logprobs`: list each token's log-probability, and those of so many of the likeliest in its place (natural
+    logarithms of the model's own law); `prompt_logprobs`: of the prompt's tokens.
+    `presence_penalty` and `frequency_penalty` are subtracted from the logits of tokens that were written, once and as
+    often as they were; `repetition_penalty` divides positive logits, and multiplies negative ones, of tokens of prompt
+    and answer (1: off). `logit_bias`: added to the logits of these ids.
+
     `thinking_token_ids`: the tokens that begin and end the part of the text in which `acceptance="relaxed"` is relaxed;
     the last of them in the text so far counts, prompt included. None: it never is.
+
+    >>> SamplingParams(temperature=0, max_tokens=64).stop_strings
+    ()
     """
 
     temperature: float = 1.0

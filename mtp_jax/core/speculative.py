@@ -42,6 +42,8 @@ class SpeculativeConfig:
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.
     Less than `disable_below_acceptance` of the last `acceptance_window` first drafts kept turns drafting off, under any
     policy, until probes find them kept again; None never does.
+    `policy` chooses each step's K: "fixed", "schedule" or "goodput". `near_limit`: where a request comes near the
+    longest text it alone drafts less ("row_cap"), or the whole mesh drafts nothing ("group_zero").
     `acceptance`: "match" (every token is plain decoding's own) or "rejection" (every token follows plain decoding's
     law), which `block_verification` makes keep more drafts. `draft_sampling` follows it unless given: "coupled" with
     "match", "probabilistic" with "rejection"; "greedy" goes with both.

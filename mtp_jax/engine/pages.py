@@ -6,8 +6,7 @@ A page may have several holders, and may be kept when the last one has left: `pr
 from collections.abc import Callable
 
 from mtp_jax.core.errors import InvariantError
-
-NULL_PAGE = 0
+from mtp_jax.core.layout import NULL_PAGE as NULL_PAGE
 
 
 class OutOfPages(Exception):

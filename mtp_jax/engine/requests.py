@@ -75,8 +75,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One decode step of one request, as `LLM.trace` shows it.
+    """One decode step of one request, as `LLM.trace` shows it. Lengths are in tokens, tokens are ids.
 
+    `draft_len`: K of the launch, which `launch` numbers; `draft_cap`: the slot's own limit in it, as the host bounded
+    it. `drafts`: those that could stand; `num_accepted` of them did. `committed_len_before` and `committed_len_after`:
+    positions whose keys and values are final. `num_pages`: pages that the slot held.
     `emitted` begins with the accepted drafts; under `acceptance="match"` all of it are target tokens.
     `target_tokens[w]` is what the target says after row w: the pending token (row 0) or draft w - 1. In a chain each
     draft follows the one before it. In a tree (`parents` not None) draft i follows row `parents[i]`.
@@ -99,6 +102,8 @@ class StepRecord:
 class RequestMetrics:
     """What speculation did for one request. Rates count verified drafts only; the bonus token is never one.
 
+    `num_draft_tokens` drafts were verified, and `num_accepted_tokens` of them stood. `num_preemptions`: times it gave
+    its slot up; `num_cached_tokens` of its prompt lay in pages that others had filled.
     Of a tree `num_draft_tokens` counts every node, the lists by position count paths: a step adds one for each level
     that its tree reached, or that was accepted.
     `num_steps`: decode steps read; `draft_lens`: K of each. By place j in a chain: `drafted_per_pos[j]` steps made a

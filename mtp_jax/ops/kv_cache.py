@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas.paged_attention import BACKENDS
+from mtp_jax.core.layout import NULL_PAGE as NULL_PAGE
 from mtp_jax.core.types import KVSpec, LayerKV
-
-NULL_PAGE = 0
 
 
 def stored_specs(specs: Sequence[KVSpec], backend: str) -> tuple[KVSpec, ...]:

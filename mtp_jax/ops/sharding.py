@@ -28,11 +28,6 @@ class Parallel:
         """Every mapped axis, outermost first."""
         return tuple(axis for axis in (self.data, self.model) if axis is not None)
 
-    @property
-    def num_model_shards(self) -> int:
-        """Devices that split one data shard's heads and vocabulary."""
-        return 1 if self.model is None else lax.axis_size(self.model)
-
     def largest(self, votes_V: Int[Array, " V"]) -> Int[Array, " V"]:
         """Elementwise maximum over the whole mesh: the one collective that agrees on the steps to come."""
         return lax.pmax(votes_V, self.mesh_axes) if self.mesh_axes else votes_V
@@ -48,9 +43,8 @@ class Parallel:
         return lax.psum_scatter(partial_BX, self.data, scatter_dimension=0, tiled=True)
 
     def expert_offset(self, local_experts: int) -> Int[Array, ""]:
-        """Global id of this shard's first expert."""
-        shard = lax.axis_index(self.mesh_axes) if self.mesh_axes else 0
-        return jnp.int32(shard * local_experts)
+        """Global id of this device's first expert."""
+        return self._offset(local_experts)
 
     def gather_slots(self, x_BX: Shaped[Array, "b ..."]) -> Shaped[Array, "B ..."]:
         """Every data shard's slots, in shard order: what a vocabulary that is sharded over `data` too must see."""
@@ -65,8 +59,12 @@ class Parallel:
 
     def vocab_offset(self, local_vocab: int) -> Int[Array, ""]:
         """Global id of this device's first vocabulary entry."""
+        return self._offset(local_vocab)
+
+    def _offset(self, num_local: int) -> Int[Array, ""]:
+        """Of what is split evenly over the whole mesh: the global number of this device's first."""
         shard = lax.axis_index(self.mesh_axes) if self.mesh_axes else 0
-        return jnp.int32(shard * local_vocab)
+        return jnp.int32(shard * num_local)
 
     def own_vocab(self, logits_xV: Float[Array, "*x V"]) -> Float[Array, "*x v"]:
         """This device's part of whole-vocabulary logits."""

@@ -6,7 +6,7 @@ what attention takes as ancestor bits. Parents come before children, so the rows
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Int, Shaped, UInt32
 
 _DOUBLINGS = 5  # of 32 rows at most, none is more than 31 generations away
 
@@ -70,7 +70,7 @@ def path_to(bits_BW: UInt32[Array, "B W"], row: Int[Array, " B"], num_rows: int)
     return jnp.sum(jnp.where(is_here_BWE, row_1W1, 0), axis=1, dtype=jnp.int32)
 
 
-def rows_of_path(rows_BWx: Array, path_BE: Int[Array, "B E"] | None) -> Array:
+def rows_of_path(rows_BWx: Shaped[Array, "B W *x"], path_BE: Int[Array, "B E"] | None) -> Shaped[Array, "B E *x"]:
     """What is known of each row, for the rows of the path alone; all of it where there is no path (a chain).
 
     >>> rows_of_path(jnp.array([[10, 11, 12]]), jnp.array([[0, 2]])).tolist()

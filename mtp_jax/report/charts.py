@@ -11,7 +11,7 @@ def bars(shares: Sequence[tuple[str, float, str]], *, x_title: str) -> str:
     """A bar for each (label, share from 0 to 1, what its tooltip says), with its share above it."""
     room = (WIDTH - _LEFT - _RIGHT) / max(len(shares), 1)
     width = min(room * 0.6, 72)
-    drawn = []
+    drawn = list[str]()
     for place, (label, share, told) in enumerate(shares):
         middle = _LEFT + room * (place + 0.5)
         top = _y(share, 1)
@@ -28,7 +28,7 @@ def bars(shares: Sequence[tuple[str, float, str]], *, x_title: str) -> str:
 def line(values: Sequence[float], *, x_title: str, largest: int) -> str:
     """A line from left to right, with whole numbers up to `largest` at its left."""
     step = (WIDTH - _LEFT - _RIGHT) / max(len(values), 1)
-    corners = []
+    corners = list[str]()
     for place, value in enumerate(values):
         y = _y(value, max(largest, 1))
         corners += [f"{_LEFT + step * place:.1f},{y:.1f}", f"{_LEFT + step * (place + 1):.1f},{y:.1f}"]

@@ -102,10 +102,14 @@ def _read(result: Mapping[str, Any], findings: Findings) -> list[Answer]:
     findings.num_steps += metrics["num_steps"]
     findings.num_drafted += metrics["num_draft_tokens"]
     findings.num_accepted += metrics["num_accepted_tokens"]
-    findings.accepted_per_pos.update(dict(enumerate(metrics["accepted_per_pos"])))
-    findings.drafted_per_pos.update(dict(enumerate(metrics["drafted_per_pos"])))
+    for counts, name in (
+        (findings.accepted_per_pos, "accepted_per_pos"),
+        (findings.drafted_per_pos, "drafted_per_pos"),
+    ):
+        by_position: list[int] = metrics[name]
+        counts.update(dict(enumerate(by_position)))
     times = metrics.get("times_s")
-    answers = []
+    answers = list[Answer]()
     for choice in body["choices"]:
         findings.origins.update(choice.get("token_origins") or "")
         for launch, draft_len, *_ in choice.get("steps") or ():

@@ -6,7 +6,10 @@
     tree_oracle   the same for trees of drafts: which nodes a drafter's laws ask for
     policies      a draft-length policy that says what the test tells it
     engines       small engines, compiled once and used for many examples
+    launches      what an engine's launches were given, so that a step can be done again by hand
     driving       runs requests by a plan of arrivals, preemptions and cancellations, checking after every step
+    rows          slots and their sampling by hand: rules, proposers and sampling without an engine
+    numbered      requests whose text follows from their number
     strategies    requests near their limits, draft-length schedules, acceptance masks, plans    (needs hypothesis)
     fake_device   the scheduler's loop on stamps instead of a model: no jax, any acceptance
     fake_mesh     several processes of such, and their vote

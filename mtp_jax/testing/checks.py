@@ -18,13 +18,19 @@ class CheckFailed(AssertionError):
 
 
 def check_step_record(
-    record: StepRecord, *, limit: int, page_size: int | None = None, emits_target_tokens: bool = True
+    record: StepRecord,
+    *,
+    limit: int,
+    page_size: int | None = None,
+    emits_target_tokens: bool = True,
+    keeps_right_drafts: bool = True,
 ) -> None:
     """The arithmetic of one decode step of one request; by default under "match", whose tokens are the target's own.
 
-    With `emits_target_tokens` False the tokens are the accepted drafts and one more, the target's own after a whole
-    chain. `limit` is the committed_len at which the request is finished by length. With `page_size` the pages that the
-    slot held must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
+    With `emits_target_tokens` False the tokens are the accepted drafts and one more, the target's own after a
+    whole chain. With `keeps_right_drafts` False a rule may refuse drafts that are the target's tokens. `limit` is
+    the committed_len at which the request is finished by length. With `page_size` the pages that the slot held
+    must cover what the step wrote: positions committed_len_before..committed_len_before + number of drafts.
     Drafts of a tree (`record.parents`) must be one: parents before children, siblings different, not deeper than K.
 
     >>> check_step_record(
@@ -39,56 +45,56 @@ def check_step_record(
     drafts, emitted = record.drafts, record.emitted
     before, after = record.committed_len_before, record.committed_len_after
     if record.parents is None:
-        _require(0 <= record.draft_cap <= record.draft_len, f"a cap of {record.draft_cap} under K = {record.draft_len}")
+        require(0 <= record.draft_cap <= record.draft_len, f"a cap of {record.draft_cap} under K = {record.draft_len}")
     else:
         _check_tree(record.parents, drafts, record.draft_len)
-    _require(len(drafts) <= record.draft_cap, f"{len(drafts)} drafts under a cap of {record.draft_cap}")
-    _require(
+    require(len(drafts) <= record.draft_cap, f"{len(drafts)} drafts under a cap of {record.draft_cap}")
+    require(
         len(record.target_tokens) == len(drafts) + 1,
         f"{len(record.target_tokens)} target tokens for {len(drafts)} drafts; one row more than drafts is verified",
     )
-    _require(bool(emitted), "a live slot emitted nothing")
+    require(bool(emitted), "a live slot emitted nothing")
     if emits_target_tokens:
-        _check_matched(record)
+        _check_matched(record, keeps_right_drafts=keeps_right_drafts)
     else:
         _check_drafts_stand(record)
-    _require(after - before == len(emitted), f"{before} became {after} with {len(emitted)} tokens emitted")
-    _require(after <= limit, f"committed_len {after} passes the limit {limit}")
-    _require(
-        before + len(drafts) < limit, f"drafts up to position {before + len(drafts)}, at or past the limit {limit}"
-    )
+    require(after - before == len(emitted), f"{before} became {after} with {len(emitted)} tokens emitted")
+    require(after <= limit, f"committed_len {after} passes the limit {limit}")
+    require(before + len(drafts) < limit, f"drafts up to position {before + len(drafts)}, at or past the limit {limit}")
     if page_size is not None:
         needed = pages_for(before + len(drafts) + 1, page_size)
-        _require(record.num_pages >= needed, f"wrote into {needed} pages while the slot held {record.num_pages}")
+        require(record.num_pages >= needed, f"wrote into {needed} pages while the slot held {record.num_pages}")
 
 
-def _check_matched(record: StepRecord) -> None:
+def _check_matched(record: StepRecord, *, keeps_right_drafts: bool) -> None:
     emitted, path = record.emitted, right_path(record)
+    if not keeps_right_drafts:
+        path = path[: record.num_accepted + 1]
     num_right = len(path) - 1
-    _require(
+    require(
+        len(emitted) <= num_right + 1, f"{len(emitted)} tokens emitted after {num_right} right drafts and a bonus token"
+    )
+    require(
         emitted == tuple(record.target_tokens[row] for row in path[: len(emitted)]),
         f"emitted {emitted}, but the target says {record.target_tokens}",
     )
-    _require(
+    require(
         record.num_accepted == min(num_right, len(emitted)),
         f"{record.num_accepted} accepted, but {num_right} drafts match and {len(emitted)} tokens were emitted",
-    )
-    _require(
-        len(emitted) <= num_right + 1, f"{len(emitted)} tokens emitted after {num_right} right drafts and a bonus token"
     )
 
 
 def _check_drafts_stand(record: StepRecord) -> None:
     emitted, num_accepted = record.emitted, record.num_accepted
-    _require(
+    require(
         emitted[:num_accepted] == record.drafts[:num_accepted],
         f"emitted {emitted} with {num_accepted} drafts accepted of {record.drafts}",
     )
-    _require(
+    require(
         num_accepted <= len(emitted) <= num_accepted + 1, f"{len(emitted)} tokens emitted with {num_accepted} accepted"
     )
     if len(emitted) == len(record.drafts) + 1:
-        _require(
+        require(
             emitted[-1] == record.target_tokens[-1],
             f"the bonus token is {emitted[-1]}, but the target says {record.target_tokens[-1]}",
         )
@@ -103,6 +109,7 @@ def check_trace(
     stop_ids: Sequence[int] = (),
     page_size: int | None = None,
     emits_target_tokens: bool = True,
+    keeps_right_drafts: bool = True,
 ) -> None:
     """All decode steps of one finished request: they join without gap, and bring exactly its tokens.
 
@@ -115,47 +122,53 @@ def check_trace(
     """
     committed_len = prompt_len
     for record in records:
-        check_step_record(record, limit=limit, page_size=page_size, emits_target_tokens=emits_target_tokens)
-        _require(
+        check_step_record(
+            record,
+            limit=limit,
+            page_size=page_size,
+            emits_target_tokens=emits_target_tokens,
+            keeps_right_drafts=keeps_right_drafts,
+        )
+        require(
             record.committed_len_before == committed_len,
             f"a step began at committed_len {record.committed_len_before}, the one before ended at {committed_len}",
         )
         committed_len = record.committed_len_after
     emitted = tuple(token for record in records for token in record.emitted)
-    _require(
+    require(
         emitted == tuple(tokens[1:]), f"the records emitted {emitted} after the first token, the request {tokens[1:]}"
     )
-    _require(len(tokens) <= limit - prompt_len + 1, f"{len(tokens)} tokens; the limit leaves {limit - prompt_len + 1}")
+    require(len(tokens) <= limit - prompt_len + 1, f"{len(tokens)} tokens; the limit leaves {limit - prompt_len + 1}")
     early = [token for token in tokens[:-1] if token in stop_ids]
-    _require(not early, f"tokens go on after stop id {early[:1]}")
+    require(not early, f"tokens go on after stop id {early[:1]}")
 
 
 def check_pages(scheduler: Scheduler) -> None:
     """The page books: slots hold what the pool gave out, shared only as it may be, and enough for their bounds."""
     pool, page_size = scheduler.pool, scheduler.config.cache.page_size
     for slot in scheduler.slots:
-        _require(len(set(slot.pages)) == len(slot.pages), f"slot {slot.index} holds a page twice: {slot.pages}")
+        require(len(set(slot.pages)) == len(slot.pages), f"slot {slot.index} holds a page twice: {slot.pages}")
     held = Counter(page for slot in scheduler.slots for page in slot.pages)
-    _require(dict(held) == pool.holders, f"slots hold {dict(held)}, the pool counts {pool.holders}")
-    _require(
+    require(dict(held) == pool.holders, f"slots hold {dict(held)}, the pool counts {pool.holders}")
+    require(
         pool.num_free + len(held) == pool.num_pages,
         f"{pool.num_free} free and {len(held)} held pages of {pool.num_pages}",
     )
     _check_sharing(scheduler)
-    _require(NULL_PAGE not in held, "the null page is held")
-    _require(all(0 < page <= pool.num_pages for page in held), f"a page is outside 1..{pool.num_pages}: {held}")
+    require(NULL_PAGE not in held, "the null page is held")
+    require(all(0 < page <= pool.num_pages for page in held), f"a page is outside 1..{pool.num_pages}: {held}")
     for slot in scheduler.slots:
         covered = len(slot.pages) * page_size
-        _require(
+        require(
             slot.known_len <= slot.min_len and slot.known_len <= slot.reserved_len,
             f"slot {slot.index}: known_len {slot.known_len} passes its bounds {slot.min_len}, {slot.reserved_len}",
         )
-        _require(
+        require(
             covered >= min(slot.reserved_len, slot.state.limit),
             f"slot {slot.index}: pages cover {covered} positions, its bound is {slot.reserved_len}",
         )
         most = max(slot.state.limit, len(slot.prompt) + 1)
-        _require(
+        require(
             len(slot.pages) <= pages_for(most, page_size),
             f"slot {slot.index}: {len(slot.pages)} pages for at most {most} positions",
         )
@@ -171,21 +184,21 @@ def _check_sharing(scheduler: Scheduler) -> None:
                 continue
             end = (place + 1) * page_size
             text = tuple(slot.prompt[:end])
-            _require(
+            require(
                 end < len(slot.prompt) + 1 and slot.prefilled >= end,
                 f"slot {slot.index} shares page {page}, which it may still write",
             )
-            _require(seen.setdefault(page, text) == text, f"page {page} is shared by two texts")
+            require(seen.setdefault(page, text) == text, f"page {page} is shared by two texts")
 
 
 def check_seats(group: Group) -> None:
     """Every unfinished request is in one place: seated once, in one shard, or waiting."""
     seated = [slot.state.request.request_id for shard in group.shards for slot in shard.slots]
     waiting = [state.request.request_id for state in group.waiting]
-    _require(len({*seated, *waiting}) == len(seated) + len(waiting), f"seated {seated} and waiting {waiting}")
+    require(len({*seated, *waiting}) == len(seated) + len(waiting), f"seated {seated} and waiting {waiting}")
     for shard in group.shards:
         indices = [slot.index for slot in shard.slots]
-        _require(len(set(indices)) == len(indices), f"two requests in one slot: {indices}")
+        require(len(set(indices)) == len(indices), f"two requests in one slot: {indices}")
 
 
 def right_path(record: StepRecord) -> list[int]:
@@ -204,16 +217,17 @@ def right_path(record: StepRecord) -> list[int]:
 
 
 def _check_tree(parents: Sequence[int], drafts: Sequence[int], draft_len: int) -> None:
-    _require(len(parents) == len(drafts), f"{len(drafts)} drafts with {len(parents)} parents")
+    require(len(parents) == len(drafts), f"{len(drafts)} drafts with {len(parents)} parents")
     depth = [0]
     for row, parent in enumerate(parents, start=1):
-        _require(0 <= parent < row, f"draft {row - 1} hangs on row {parent}, which does not come before it")
+        require(0 <= parent < row, f"draft {row - 1} hangs on row {parent}, which does not come before it")
         depth.append(depth[parent] + 1)
-    _require(max(depth) <= draft_len, f"drafts {max(depth)} deep under K = {draft_len}")
+    require(max(depth) <= draft_len, f"drafts {max(depth)} deep under K = {draft_len}")
     siblings = list(zip(parents, drafts, strict=True))
-    _require(len(set(siblings)) == len(siblings), f"two drafts after one row are the same: {siblings}")
+    require(len(set(siblings)) == len(siblings), f"two drafts after one row are the same: {siblings}")
 
 
-def _require(holds: bool, sentence: str) -> None:
+def require(holds: bool, sentence: str) -> None:
+    """Raises `CheckFailed` with this sentence unless it holds: for checks of your own."""
     if not holds:
         raise CheckFailed(sentence)

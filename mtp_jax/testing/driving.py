@@ -45,7 +45,7 @@ _MAX_STEPS = 10_000
 class Run:
     """What came of a plan: the last progress of every request that ended, and who was cancelled."""
 
-    finished: Mapping[str, Progress] = field(default_factory=dict)
+    finished: Mapping[str, Progress] = field(default_factory=dict[str, Progress])
     cancelled: frozenset[str] = frozenset()
     num_steps: int = 0
 
@@ -130,4 +130,5 @@ def _check_finished(engine: Engine, request: Request, last: Progress, deltas: li
             stop_ids=request.stop_ids,
             page_size=engine.config.cache.page_size,
             emits_target_tokens=spec.keeps == "tokens",
+            keeps_right_drafts=spec.acceptance == "match",
         )

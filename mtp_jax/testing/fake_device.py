@@ -20,7 +20,7 @@ from mtp_jax.engine.requests import Progress, Request
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.engine.slots import Slot
-from mtp_jax.testing.checks import CheckFailed, check_pages, check_seats
+from mtp_jax.testing.checks import check_pages, check_seats, require
 from mtp_jax.testing.numbered import STOP_ID, VOCAB_SIZE, Outcomes, text_token
 from mtp_jax.testing.numbered import numbered_request as numbered_request
 from mtp_jax.testing.policies import ScriptedDraftLen
@@ -70,7 +70,7 @@ class FakeDevice:
             return _nothing(0)
         token = _text(slot, end)
         if slot.pending_token is not None:
-            _require(slot.pending_token == token, f"resumed with token {slot.pending_token}, the text has {token}")
+            require(slot.pending_token == token, f"resumed with token {slot.pending_token}, the text has {token}")
         row.pending_token = token
         is_drawn = slot.pending_token is None
         row.finished = is_drawn and (token == STOP_ID or end >= slot.state.limit)
@@ -131,7 +131,7 @@ class FakeDevice:
         text = _texts(slot, length)
         for position in range(length):
             stamp = self._stamps.get(self._address(slot, position))
-            _require(
+            require(
                 stamp == hash(tuple(text[: position + 1])),
                 f"slot {slot.index} reads position {position} and finds another text there",
             )
@@ -142,7 +142,7 @@ class FakeDevice:
 
     def _address(self, slot: Slot, position: int) -> tuple[int, int]:
         entry = position // self._page_size
-        _require(
+        require(
             entry < len(slot.pages),
             f"slot {slot.index} needs position {position}; its {len(slot.pages)} pages of {self._page_size} end before",
         )
@@ -172,34 +172,34 @@ class ShardModel:
         check_pages(self.scheduler)
         for slot in self.scheduler.slots:
             in_flight = self._num_in_flight(slot)
-            _require(
+            require(
                 slot.num_in_flight == in_flight,
                 f"slot {slot.index} counts {slot.num_in_flight} launches in flight; there are {in_flight}",
             )
             row = self.device.slots[slot.index]
             if not slot.is_prefilled:
                 continue
-            _require(
+            require(
                 slot.known_len <= row.committed_len <= slot.reserved_len,
                 f"slot {slot.index}: committed_len {row.committed_len} is outside "
                 f"{slot.known_len}..{slot.reserved_len}",
             )
-            _require(
+            require(
                 row.finished or slot.known_len + in_flight <= row.committed_len,
                 f"slot {slot.index}: a launch in flight emitted nothing",
             )
 
     def _check_decision(self, decision: StepDecision) -> None:
-        _require(bool(decision.slots), "a launch for nobody")
+        require(bool(decision.slots), "a launch for nobody")
         for decided in decision.slots:
             slot = self.scheduler.slots.find(decided.slot, decided.admission)
-            _require(slot is not None, f"a launch for slot {decided.slot}, which changed hands")
-            _require(decided.slot < decision.shape.slots, f"slot {decided.slot} is outside {decision.shape}")
+            require(slot is not None, f"a launch for slot {decided.slot}, which changed hands")
+            require(decided.slot < decision.shape.slots, f"slot {decided.slot} is outside {decision.shape}")
             num_drafts = self.scheduler.config.topology.num_drafts(decision.shape.draft_len)
-            _require(0 <= decided.draft_cap <= num_drafts, f"{decided} under {decision.shape}")
+            require(0 <= decided.draft_cap <= num_drafts, f"{decided} under {decision.shape}")
             assert slot is not None
-            _require(decided.num_pages == len(slot.pages), f"{decided} does not name the pages held")
-            _require(
+            require(decided.num_pages == len(slot.pages), f"{decided} does not name the pages held")
+            require(
                 slot.known_len + self._num_in_flight(slot) + decided.draft_cap < slot.state.limit,
                 f"slot {slot.index}: what is in flight leaves less than {decided.draft_cap + 1} tokens to emit",
             )
@@ -274,12 +274,12 @@ class HostModel:
             self.step(self.config.max_draft_len, (0,))
             self.check()
             max_steps -= 1
-            _require(max_steps > 0, "the requests do not come to an end")
+            require(max_steps > 0, "the requests do not come to an end")
         while self._shard.in_flight:
             self._reconcile(self._shard.in_flight.popleft())
         self.check()
-        _require(not self.scheduler.pool.held, f"pages {sorted(self.scheduler.pool.held)} were never given back")
-        _require(set(self.finished) == set(self.requests), "a request was lost")
+        require(not self.scheduler.pool.held, f"pages {sorted(self.scheduler.pool.held)} were never given back")
+        require(set(self.finished) == set(self.requests), "a request was lost")
 
     def check(self) -> None:
         """The books, and the host's bounds against the device's true lengths."""
@@ -332,8 +332,3 @@ def _texts(slot: Slot, length: int) -> list[int]:
 
 def _nothing(committed_len: int) -> SlotResult:
     return SlotResult((), 0, 0, 0, committed_len, False, (), ())
-
-
-def _require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise CheckFailed(sentence)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.engine.requests import Request
+from mtp_jax.policies.api import StepStats
 from mtp_jax.testing.driving import Action, Event, Plan
 from mtp_jax.testing.policies import ScriptedDraftLen
 
@@ -41,7 +42,8 @@ def sampling_params(
     biases, bad words or tokens to write at least. Two in five want log-probabilities.
     """
     temperature = draw(st.sampled_from(tuple(temperatures) or (0.0, 0.3, 1.0, 2.5)))
-    edits = draw(st.one_of(st.just({}), st.just({}), logit_edits(vocab_size, max_min_tokens=max_tokens)))
+    nothing = st.just(dict[str, Any]())
+    edits = draw(st.one_of(nothing, nothing, logit_edits(vocab_size, max_min_tokens=max_tokens)))
     max_tokens = draw(st.integers(max(1, edits.get("min_tokens", 0)), max_tokens))
     return SamplingParams(
         **edits,
@@ -147,3 +149,15 @@ def plans(draw: st.DrawFn, num_requests: int, *, max_step: int = 20, max_events:
         Event, st.integers(0, max_step), st.sampled_from(tuple(Action)), st.integers(0, max(num_requests - 1, 0))
     )
     return Plan(tuple(arrivals), tuple(draw(st.lists(event, max_size=max_events))))
+
+
+@st.composite
+def step_stats(draw: st.DrawFn, max_draft_len: int, *, slot_buckets: Sequence[int] = (1, 8)) -> StepStats:
+    """What a policy learns of a finished step: counts fall with the position, no more accepted than drafted."""
+    draft_len, bucket = draw(st.integers(0, max_draft_len)), draw(st.sampled_from(slot_buckets))
+    drafted = tuple(sorted(draw(st.lists(st.integers(1, bucket), max_size=draft_len)), reverse=True))
+    accepted, most = list[int](), bucket
+    for count in drafted:
+        most = draw(st.integers(0, min(most, count)))
+        accepted.append(most)
+    return StepStats(bucket, draft_len, drafted, tuple(accepted))

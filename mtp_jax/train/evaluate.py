@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily, Weights

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily, Weights

@@ -9,10 +9,11 @@ import mtp_jax
 from tests.architecture.repository import ROOT
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "kernels_pallas/NOTES.md")),
+    *sorted((ROOT / "checkpoints").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-FOLDERS = "mtp_jax|kernels_pallas|tests|docs|checkpoints|deploy"
+FOLDERS = "mtp_jax|kernels_pallas|tests|docs|checkpoints|deploy|notebooks"
 PATH = re.compile(rf"`((?:{FOLDERS}|\.github)/[^`\s<>*{{}}]*)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
 TITLED = re.compile(r'^```python title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)

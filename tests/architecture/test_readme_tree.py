@@ -1,7 +1,8 @@
 """The README's file tree is what is on disk.
 
 The tree is the fenced block after ``<!-- tree -->``: one path a line, indented under its folder, folders ending in "/",
-a description after two spaces or more. A folder with lines under it lists all of its files, bar ``__init__.py``.
+a description after two spaces or more. A folder with lines under it lists all of its files, bar ``__init__.py`` and the
+notebooks that are made of the texts beside them.
 """
 
 import re
@@ -12,7 +13,7 @@ from tests.architecture.repository import ROOT
 
 TREE = re.compile(r"^<!-- tree -->\n```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINE = re.compile(r"(?P<indent>[ │├└─|`-]*)(?P<name>[^\s│├└─]+)")
-IGNORED = re.compile(r"__init__\.py|__pycache__|\..*|_version\.py|.*\.egg-info")
+IGNORED = re.compile(r"__init__\.py|__pycache__|\..*|_version\.py|.*\.egg-info|.*\.ipynb")
 
 
 def paths_in(tree: str) -> list[str]:
