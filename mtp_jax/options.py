@@ -46,6 +46,13 @@ def engine_config(
     0. `prefill_chunk`: most prompt tokens of a launch. `enable_prefix_caching`: prompts that begin alike share pages.
     `numerics`: "fast", the only one so far. `seed`: of requests that bring none.
     Raises `ConfigError` for a value that cannot be honoured, with what would be allowed.
+
+    >>> from mtp_jax.testing.toy_family import ToyFamily
+    >>> engine_config(ToyFamily(), {"method": "mtp"}, max_model_len=64, num_kv_blocks=9).pages_per_slot
+    4
+    >>> engine_config(ToyFamily(), None, async_scheduling=1)
+    Traceback (most recent call last):
+    mtp_jax.core.errors.ConfigError: async_scheduling is 1; it must be True or False.
     """
     for name, value in {"async_scheduling": async_scheduling, "enable_prefix_caching": enable_prefix_caching}.items():
         if not isinstance(value, bool):

@@ -57,6 +57,15 @@ class SpeculativeConfig:
     "ngram_mtp" prefers what it finds to the MTP layers' drafts).
     `method="dynamic_tree"`: Kmax is the depth of a tree of `tree_nodes` drafts (topk * Kmax by default), in which each
     node has `tree_topk` continuations (4 by default). Of a model's MTP layers a tree uses the first alone.
+    Raises `ConfigError` for a field that cannot be honoured, or that would be ignored.
+
+    >>> SpeculativeConfig(acceptance="rejection").draft_sampling
+    'probabilistic'
+    >>> SpeculativeConfig(policy="schedule", draft_len_schedule={4: 3, 16: 1}).num_speculative_tokens
+    3
+    >>> SpeculativeConfig(method=None, policy="goodput")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mtp_jax.core.errors.ConfigError: policy is 'goodput', and method=None is plain decoding, which does not draft; ...
     """
 
     method: str | None = "mtp"

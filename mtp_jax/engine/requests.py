@@ -108,6 +108,12 @@ class RequestMetrics:
     that its tree reached, or that was accepted.
     `num_steps`: decode steps read; `draft_lens`: K of each. By place j in a chain: `drafted_per_pos[j]` steps made a
     draft there, and in `accepted_per_pos[j]` of them it stood and all before it did.
+
+    >>> metrics = RequestMetrics()
+    >>> metrics.count_step(draft_len=3, num_drafted=3, num_accepted=2, draft_depth=3)
+    >>> metrics.count_step(draft_len=3, num_drafted=1, num_accepted=0, draft_depth=1)
+    >>> metrics.mean_acceptance_length, metrics.drafted_per_pos, metrics.accepted_per_pos
+    (2.0, [2, 1, 1], [1, 1])
     """
 
     num_steps: int = 0

@@ -27,7 +27,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """An interleaving. `arrivals[i]` is the step before which request i is submitted (0 where the list ends)."""
+    """An interleaving. `arrivals[i]` is the step before which request i is submitted (0 where the list ends).
+
+    >>> plan = Plan(arrivals=(0, 4), events=(Event(step=6, action=Action.PREEMPT, request=0),))
+    >>> plan.arrival(1), plan.arrival(2)
+    (4, 0)
+    """
 
     arrivals: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()

@@ -9,12 +9,13 @@ import pytest
 
 import mtp_jax
 import mtp_jax.testing
+from kernels_pallas.grouped_matmul.api import grouped_matmul
 from kernels_pallas.paged_attention import api as attention
 from mtp_jax.cli.main import COMMANDS, command_of
 from mtp_jax.engine.requests import RequestMetrics, StepRecord
 from mtp_jax.options import engine_config
 from mtp_jax.outputs import CompletionOutput, Logprob, RequestOutput
-from mtp_jax.testing import checks, oracle, strategies, toy_family
+from mtp_jax.testing import checks, driving, oracle, policies, rows, strategies, toy_family
 from tests.architecture.repository import ROOT, sources
 
 FIELDS: dict[type, str] = {
@@ -64,6 +65,21 @@ FOR_TESTS: dict[Any, str] = {
     strategies: "requests draft_schedules acceptance_masks plans batches",
     toy_family: "ToyFamily",
 }
+WITH_EXAMPLES = (
+    mtp_jax.LLM,
+    mtp_jax.SamplingParams,
+    mtp_jax.SpeculativeConfig,
+    engine_config,
+    RequestMetrics,
+    attention.paged_attention,
+    grouped_matmul,
+    checks.check_step_record,
+    checks.check_trace,
+    oracle.plain_decode,
+    driving.Plan,
+    policies.ScriptedDraftLen,
+    rows.sampling_rows,
+)
 
 
 @pytest.mark.parametrize(("kind", "names"), FIELDS.items(), ids=lambda value: getattr(value, "__name__", ""))
@@ -114,6 +130,11 @@ def test_arrays_in_public_signatures_have_shapes() -> None:
     for path in sources("mtp_jax/ops", "mtp_jax/acceptance", "mtp_jax/proposers", "mtp_jax/step"):
         found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in bare.finditer(path.read_text())]
     assert found == []
+
+
+@pytest.mark.parametrize("thing", WITH_EXAMPLES, ids=lambda thing: thing.__name__)
+def test_an_example_stands_in_the_docstring(thing: Any) -> None:
+    assert ">>>" in (thing.__doc__ or "")
 
 
 def test_the_kernel_says_shapes_and_errors() -> None:
