@@ -54,6 +54,15 @@ def test_a_position_throws_the_same_coin_at_every_draft_length() -> None:
     assert (later != longest).any()
 
 
+def test_the_steps_of_one_request_are_independent() -> None:
+    """So a request's own share is the one asked for: it is not the same drafts that stand in all of its steps."""
+    stands = np.array([np.asarray(verdict(FORCED, 1, length).num_accepted) for length in range(0, 12, 2)]) > 0
+    share, num_steps = SHARES[0], len(stands)
+    assert abs(stands.mean() - share) < 4 * np.sqrt(share * (1 - share) / stands.size)
+    between_slots = stands.mean(axis=0).var()
+    assert between_slots == pytest.approx(share * (1 - share) / num_steps, rel=0.15)
+
+
 def test_certain_rates_are_certain_whatever_the_rule() -> None:
     for inner in (Match(), Rejection()):
         assert (verdict(Synthetic(inner, (1.0, 1.0, 0.0)), 3).num_accepted == 2).all()

@@ -130,8 +130,21 @@ def test_bug_b08_drafts_follow_the_very_law_that_goes_along() -> None:
     assert surprise_of(np.bincount(np.asarray(drafts.tokens_BK)[:, 0], minlength=6), law_V) < BOUND
 
 
+def test_drafts_of_greedy_slots_are_certain_whether_or_not_others_draw() -> None:
+    none, logits_B1V = Drafts(jnp.zeros((2, 0), jnp.int32)), jnp.array([[[0.0, 2.0, 1.0]]] * 2)
+    for other in (0.0, 1.0):
+        rows = sampling_rows(SamplingParams(temperature=0), SamplingParams(temperature=other))
+        slots = slot_view(rows, vocab_size=3, draft_len=1)
+        drafts = with_next_draft(none, logits_B1V, slots, "probabilistic", NO_PARALLEL)
+        assert drafts.probs_BKV is not None
+        assert (int(drafts.tokens_BK[0, 0]), drafts.probs_BKV[0, 0].tolist()) == (1, [0.0, 1.0, 0.0])
+
+
 def test_bug_b11_greedy_rows_among_sampled_ones_are_exactly_those_of_match() -> None:
-    """Whatever is drafted and however it is judged; caps and ties included."""
+    """Whatever is drafted and however it is judged; caps and ties included.
+
+    So is the token of a sampled slot that has no draft: nothing was rejected.
+    """
     rng = np.random.default_rng(0)
     num_slots, num_drafts = 64, 2
     logits_BWV = rng.integers(0, 4, size=(num_slots, num_drafts + 1, 8)).astype(np.float32)  # ties
@@ -148,7 +161,10 @@ def test_bug_b11_greedy_rows_among_sampled_ones_are_exactly_those_of_match() -> 
         return jax.device_get(jax.jit(rule.accept, static_argnums=3)(drafts, jnp.array(logits_BWV), slots, NO_PARALLEL))
 
     match = verdict(Match())
+    undrafted_B = np.asarray(cap_B) == 0
+    assert (undrafted_B & ~is_greedy_B).any()
     for judged in (verdict(TOKENS), verdict(TOKENS, one_hot_BKV), verdict(BLOCK, one_hot_BKV)):
+        np.testing.assert_array_equal(judged.tokens_BE[undrafted_B, 0], match.tokens_BE[undrafted_B, 0])
         for slot in np.flatnonzero(is_greedy_B):
             length = int(match.num_accepted[slot])
             assert int(judged.num_accepted[slot]) == length

@@ -66,6 +66,23 @@ def test_drafts_tell_when_a_page_is_found_without_what_the_drafter_saw_behind_it
         assert_plain(engine, requests, run)
 
 
+def test_bug_b85_what_was_only_drafted_is_nobodys_prefix() -> None:
+    """A prompt that goes on as a rejected draft did, and one that goes on as the text did: both share the prompt's page
+    alone.
+    """
+    engine = THREE_SLOTS()
+    first = request("0", BEGINNING[:7], temperature=0.0, max_tokens=16)
+    state = serve(engine, [first]).finished["0"].state
+    record = next(record for record in state.records if record.num_accepted < len(record.drafts))
+    text = (*first.prompt, *state.tokens)
+    known = text[: record.committed_len_before + 1 + record.num_accepted]
+    drafted = (*known, *record.drafts[record.num_accepted :], *range(6))
+    later = [request("1", drafted, max_tokens=6), request("2", text[:16], max_tokens=6)]
+    run = serve(engine, [first, *later], Plan(arrivals=(0, 30, 30)))
+    assert_plain(engine, [first, *later], run)
+    assert num_cached(run) == [0, 4, 4]
+
+
 def test_requests_seated_together_share_what_the_first_of_them_has_launched() -> None:
     engine = THREE_SLOTS()
     requests = [request(str(i), (*BEGINNING, i), max_tokens=4) for i in range(3)]

@@ -12,6 +12,7 @@ from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.logprobs import token_logprobs
 from mtp_jax.ops.sampling import (
     Stream,
+    _uniform,
     choose_tokens,
     gumbel_noise,
     target_noise,
@@ -135,6 +136,13 @@ def test_bug_b01_every_bit_of_seed_position_and_token_id_matters() -> None:
     drawn_BWV = np.asarray(noise(key_B2, position_BW, Stream.TARGET, ids_V))
     for drawn in (drawn_BWV[:, 0, 0], drawn_BWV[0, :, 0], drawn_BWV[0, 0]):
         assert len(np.unique(drawn)) == len(drawn)
+
+
+def test_bug_b10_uniform_numbers_exclude_both_ends() -> None:
+    """Of all that random bits can be: noise is finite, and no coin is 0 or 1."""
+    ends = np.asarray(_uniform(jnp.array([0, 2**9 - 1, 2**9, 2**32 - 1], jnp.uint32)))
+    assert 0 < ends[0] == ends[1] < ends[2] < ends[3] < 1
+    assert np.isfinite(-np.log(-np.log(ends))).all()
 
 
 def test_noise_is_gumbel_and_finite() -> None:
