@@ -6,6 +6,7 @@ where `JAX_COMPILATION_CACHE_DIR` says.
 """
 
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -62,10 +63,16 @@ def executed(text: Path) -> nbformat.NotebookNode:
 def main(beginnings: list[str]) -> None:
     """Writes each notebook as it is done."""
     for text in texts(*beginnings):
-        start = time.perf_counter()
+        start, cpu_s = time.perf_counter(), _cpu_s()
         notebook = executed(text)
         nbformat.write(notebook, text.with_suffix(".ipynb"))
-        print(f"{text.stem}: {time.perf_counter() - start:.0f} s", flush=True)
+        print(f"{text.stem}: {time.perf_counter() - start:.0f} s, {_cpu_s() - cpu_s:.0f} s of a core", flush=True)
+
+
+def _cpu_s() -> float:
+    """Of the kernels that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":
