@@ -77,11 +77,12 @@ def engine_config(
         mesh=mesh_config(mesh),
         cache=CacheConfig(page_size=block_size, num_pages=num_kv_blocks, prefix_caching=enable_prefix_caching),
         speculative=speculative_config or SpeculativeConfig(method=None),
-        attention_backend=_backend(attention_backend),
+        attention_backend=resolve_backend(attention_backend),
         moe_backend=moe_backend,
         prefill_chunk=prefill_chunk,
         readback_depth=readback_depth,
         seed=seed,
+        greedy_programs=jax.default_backend() == "gpu",
     )
     if not async_scheduling:
         if readback_depth > 1:
@@ -122,7 +123,8 @@ def mesh_config(mesh: Mapping[str, int] | None) -> MeshConfig:
     return MeshConfig(**mesh)
 
 
-def _backend(name: str) -> str:
+def resolve_backend(name: str) -> str:
+    """The backend of that name, or of "auto" the one meant for this machine. `ConfigError`: there is none."""
     try:
         return select_backend(name, jax.default_backend())
     except ValueError as error:  # the kernels know no error of ours

@@ -16,13 +16,13 @@ argmax or drawn drafts do, and block verification does look at drafts that it do
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from mtp_jax.acceptance.api import drafts_then
 from mtp_jax.acceptance.judging import judge_block, judge_tokens
 from mtp_jax.acceptance.match import Match
 from mtp_jax.core.types import Accepted, Drafts, SlotView
+from mtp_jax.ops.branches import if_needed
 from mtp_jax.ops.kv_cache import row_positions
 from mtp_jax.ops.laws import draw, row_probs
 from mtp_jax.ops.row_text import texts_of_rows
@@ -43,7 +43,7 @@ class Rejection:
     def accept(
         self, drafts: Drafts, target_logits_BWV: Float[Array, "B W v"], slots: SlotView, parallel: Parallel
     ) -> Accepted:
-        return lax.cond(
+        return if_needed(
             slots.sampling.needs.whole_logits,
             lambda: self._judged(drafts, target_logits_BWV, slots, parallel),
             lambda: Match().accept(drafts, target_logits_BWV, slots, parallel),

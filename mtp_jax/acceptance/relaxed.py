@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 from mtp_jax.acceptance.api import accepted_prefix_len, drafts_then
 from mtp_jax.acceptance.match import Match
 from mtp_jax.core.types import Accepted, Drafts, RowText, SlotView
+from mtp_jax.ops.branches import if_needed
 from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import law_of_head, tokens_of_law
 from mtp_jax.ops.sharding import Parallel
@@ -61,7 +62,7 @@ class Relaxed:
         needs_law = rows.needs.whole_logits
         if rows.agreed is None:
             needs_law |= jnp.any(thinks_BK)
-        return lax.cond(
+        return if_needed(
             needs_law,
             lambda: self._judged(drafts, target_logits_BWV, slots, text, thinks_BK, parallel),
             lambda: Match().accept(drafts, target_logits_BWV, slots, parallel),

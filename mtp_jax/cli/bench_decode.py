@@ -13,6 +13,7 @@ from mtp_jax.bench.decode import DecodeBench, bench_decode, json_line
 from mtp_jax.bench.environment import chip, versions
 from mtp_jax.bench.measure import Workload
 from mtp_jax.bench.prompts import BUILT_IN, read_prompts, tokens_of
+from mtp_jax.cli import suite
 from mtp_jax.cli.options import (
     NO_METHOD,
     Parser,
@@ -51,10 +52,14 @@ def add_options(parser: Parser) -> None:
     add_sampling(parser, ignore_eos=True)
     add_model(parser)
     add_compile_cache(parser, default=False)
+    suite.add_options(parser)
 
 
 def run(options: Namespace) -> None:
     """Tables to stdout, one JSON line last."""
+    if options.suite is not None:
+        suite.run(options, _defaults())
+        return
     batch_sizes = options.batch_sizes or [1]
     _check_usage(options, batch_sizes)
     use_compile_cache(options.compile_cache)
@@ -83,10 +88,19 @@ def run(options: Namespace) -> None:
     print(json_line(results, facts))
 
 
+def _defaults() -> Namespace:
+    parser = Parser()
+    add_options(parser)
+    return parser.parse_args([])
+
+
 def _check_usage(options: Namespace, batch_sizes: Sequence[int]) -> None:
     if options.method == NO_METHOD:
         raise ConfigError("bench decode always times plain decoding too; give --method a way to draft.")
     one_data_shard(options, "bench decode")
+    for name in ("parts", "tiny", "save"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} goes with --suite.")
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}; it must be at least 1.")
     if min(batch_sizes) < 1:

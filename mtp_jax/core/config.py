@@ -68,6 +68,8 @@ class EngineConfig:
 
     `max_num_seqs` slots and `num_pages` pages are the whole mesh's; every data shard has an equal part of them.
     `max_logit_bias`, `max_bad_words` (of at most `max_bad_word_len` tokens) and their like bound a request's lists.
+    `greedy_programs`: every decode step is compiled once more, without what greedy requests do not need, and batches of
+    such requests run that: for devices on which a branch not taken costs time too, as on GPUs.
     """
 
     max_model_len: int
@@ -77,6 +79,7 @@ class EngineConfig:
     speculative: SpeculativeConfig = field(default_factory=lambda: PLAIN)
     attention_backend: str = "reference"
     moe_backend: str = "reference"
+    linear_backend: str = "xla"
     prefill_chunk: int = 256
     readback_depth: int = 1
     seed: int = 0
@@ -85,6 +88,7 @@ class EngineConfig:
     max_logit_bias: int = 300
     max_bad_words: int = 64
     max_bad_word_len: int = 16
+    greedy_programs: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

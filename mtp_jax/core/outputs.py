@@ -55,7 +55,7 @@ class PackedOutputs:
     """
 
     small_BX: Int[Array, "B X"]
-    logprobs: Logprobs
+    logprobs: Logprobs | None
     prompt_logprobs: Logprobs | None = None
 
 
@@ -72,7 +72,7 @@ class StepOutputs:
     finished: Bool[Array, " B"]
     drafts_BK: Int[Array, "B K"]
     target_tokens_BW: Int[Array, "B W"]
-    logprobs: Logprobs
+    logprobs: Logprobs | None  # None: the program is not for launches that ask
     parent_BK: Int[Array, "B K"] | None = None  # None: chains
     prompt_logprobs: Logprobs | None = None  # of a prefill: of the token after each of the chunk's
 

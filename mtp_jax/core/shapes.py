@@ -29,11 +29,15 @@ Shape = StepShape | PrefillShape
 
 @dataclass(frozen=True)
 class ShapeGrid:
-    """Every shape an engine may launch. All of them are compiled at start and none later."""
+    """Every shape an engine may launch. All of them are compiled at start and none later.
+
+    `min_draft_len`: shorter drafts are not compiled, for measurements of one length alone.
+    """
 
     slot_buckets: tuple[int, ...]
     max_draft_len: int
     chunk_buckets: tuple[int, ...]
+    min_draft_len: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig) -> "ShapeGrid":
@@ -60,8 +64,9 @@ class ShapeGrid:
 
     def choose(self, num_slots: int, draft_len: int) -> StepShape:
         """The smallest compiled shape that covers slots 0..num_slots-1 with exactly `draft_len` drafts."""
-        if not 0 <= draft_len <= self.max_draft_len:
-            raise InvariantError(f"draft length {draft_len} is outside the compiled range 0..{self.max_draft_len}")
+        if not self.min_draft_len <= draft_len <= self.max_draft_len:
+            compiled = f"{self.min_draft_len}..{self.max_draft_len}"
+            raise InvariantError(f"draft length {draft_len} is outside the compiled range {compiled}")
         return StepShape(_smallest_bucket(self.slot_buckets, num_slots), draft_len)
 
     def choose_prefill(self, num_tokens: int) -> PrefillShape:
@@ -70,7 +75,8 @@ class ShapeGrid:
 
     def all_steps(self) -> tuple[StepShape, ...]:
         """Decode shapes, smallest first."""
-        return tuple(StepShape(slots, k) for slots in self.slot_buckets for k in range(self.max_draft_len + 1))
+        draft_lens = range(self.min_draft_len, self.max_draft_len + 1)
+        return tuple(StepShape(slots, draft_len) for slots in self.slot_buckets for draft_len in draft_lens)
 
     def all_prefills(self) -> tuple[PrefillShape, ...]:
         """Prefill shapes, smallest first."""

@@ -68,12 +68,18 @@ class LayerKV:
 class Needs:
     """What some slot of the group needs in this launch.
 
-    The same on every device, since branches with collectives in them follow it.
+    The same on every device, since branches with collectives in them follow it. A plain bool is known when the program
+    is compiled: see `ops.branches`.
     """
 
-    whole_logits: Bool[Array, ""]  # a row's token is not simply the most likely one
-    logprobs: Bool[Array, ""]
-    prompt_logprobs: Bool[Array, ""]
+    whole_logits: Bool[Array, ""] | bool  # a row's token is not simply the most likely one
+    logprobs: Bool[Array, ""] | bool
+    prompt_logprobs: Bool[Array, ""] | bool
+
+    @classmethod
+    def nothing(cls) -> "Needs":
+        """Of programs in which every token is simply the most likely one, and nobody asks how likely."""
+        return cls(whole_logits=False, logprobs=False, prompt_logprobs=False)
 
 
 @struct.dataclass
@@ -128,6 +134,16 @@ class SamplingRows:
     def is_edited(self) -> Bool[Array, " B"]:
         """Slots for which even greedy decoding looks at other logits than the model's own."""
         return self.is_penalised | (self.min_tokens_B > 0) | (self.num_biases_B > 0) | (self.num_bad_words_B > 0)
+
+    @property
+    def draws(self) -> Bool[Array, ""] | bool:
+        """Whether some of these slots' tokens are drawn with noise."""
+        return self.needs.whole_logits is not False and jnp.any(self.temperature_B > 0)
+
+    @property
+    def edits(self) -> Bool[Array, ""] | bool:
+        """Whether some of these slots' logits are edited."""
+        return self.needs.whole_logits is not False and jnp.any(self.is_edited)
 
     @property
     def needs(self) -> Needs:
@@ -255,7 +271,7 @@ class PrefillInputs:
         return jnp.take_along_axis(self.text_YS, positions_YT, axis=1, mode="clip")
 
     @property
-    def needs_prompt_logprobs(self) -> Bool[Array, ""]:
+    def needs_prompt_logprobs(self) -> Bool[Array, ""] | bool:
         """What was agreed, or what these rows say."""
         agreed = self.inputs.sampling.agreed
         return jnp.any(self.wants_prompt_logprobs) if agreed is None else agreed.prompt_logprobs

@@ -60,7 +60,8 @@ class LaunchDecision:
     """One launch of the whole group: its shape, and the part of each data shard that this process schedules.
 
     `shards[i]` is None where the shard has nothing to do in it: its rows are padding. `wishes[i]` travels with the
-    launch where the group votes (see `engine.vote`); empty where it does not. `needs` is what was agreed of this one.
+    launch where the group votes (see `engine.vote`); empty where it does not. `needs` bounds what its slots ask for:
+    as was agreed, or where nothing is voted on what the shard's slots ask for now.
     """
 
     number: int

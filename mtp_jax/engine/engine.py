@@ -21,7 +21,7 @@ from mtp_jax.engine.readback import Readback
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus
 from mtp_jax.engine.scheduler import Scheduler
 from mtp_jax.models.api import ModelFamily, Weights
-from mtp_jax.models.moe_backend import with_moe_backend
+from mtp_jax.models.moe_backend import with_linear_backend, with_moe_backend
 from mtp_jax.models.sharding import check_mesh
 from mtp_jax.models.shortlist import check_shortlist
 from mtp_jax.ops.placement import Placement
@@ -38,6 +38,7 @@ class Engine:
     """Continuous batching over one compiled grid of steps. Token ids in, token ids out.
 
     Not thread-safe. Build it, then `submit` requests and call `step` while `has_work`.
+    `grid`: other shapes than `ShapeGrid.of(config)`, for measurements that use few; any other is an error at launch.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Engine:
         *,
         dtype: jnp.dtype = _FLOAT32,
         on_shape: OnShape | None = None,
+        grid: ShapeGrid | None = None,
     ) -> None:
-        family = with_moe_backend(family, config.moe_backend, dtype)
+        family = with_linear_backend(with_moe_backend(family, config.moe_backend, dtype), config.linear_backend)
         num_eos, room = len(family.eos_token_ids), config.max_stop_token_ids
         if num_eos > room:
             raise ConfigError(f"the model has {num_eos} end-of-text ids; at most {room} are allowed.")
@@ -63,7 +65,7 @@ class Engine:
         placement = Placement.of(config.mesh)
         check_same_everywhere(self.config, family, dtype)
         self.family = family
-        self.grid = ShapeGrid.of(self.config)
+        self.grid = ShapeGrid.of(self.config) if grid is None else grid
         proposer = PROPOSERS[method].build(family, speculative)
         self.program = StepProgram(
             family=family,

@@ -48,6 +48,7 @@ class Group:
         self.num_launches = 0  # over the group's life
         self._num_decodes = 0
         self.last_draft_len = 0  # of the last decode step that was launched, for those who look on
+        self.prefills_first = False  # no decode step while a prompt waits: for measurements that fill a batch first
         self._after_prefill = False
         self._is_running = False  # launching by votes; without a vote it stays False
         self._start = 0  # number of the first launch since the last start
@@ -122,7 +123,8 @@ class Group:
         if shape is None or decision is None:
             return None
         self._count(shape)
-        return LaunchDecision(self.num_launches, shape, (decision,))
+        needs = Needs(wish.whole_logits, wish.logprobs, wish.prompt_logprobs)
+        return LaunchDecision(self.num_launches, shape, (decision,), needs=needs)
 
     def _decide_by_vote(self) -> LaunchDecision | None:
         if self.has_work:
@@ -151,7 +153,8 @@ class Group:
 
     def _shape_of(self, agreed: Wish) -> Shape | None:
         policy = self.shards[0].policy
-        return shape_of(agreed, self.grid, policy, after_prefill=self._after_prefill, step_number=self._num_decodes)
+        after_prefill = self._after_prefill and not self.prefills_first
+        return shape_of(agreed, self.grid, policy, after_prefill=after_prefill, step_number=self._num_decodes)
 
     def _wish(self, shard: Scheduler, prefills_coming: deque[bool]) -> Wish:
         """The shard's wish for the step d + 1 launches after this one; it counts the prefills it asked for already."""

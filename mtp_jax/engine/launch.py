@@ -1,9 +1,10 @@
 """Compiles every shape at start, refuses any other, launches without waiting."""
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from mtp_jax.ops.placement import Placement
 from mtp_jax.step.program import StepProgram, init_state, state_specs
 from mtp_jax.step.run import make_run
 
-_COMPILE_THREADS = 4
+_FEWEST_COMPILE_THREADS = 4
 _CHAIN_LENGTH = 6
 OnShape = Callable[[Shape], None]
 Step = Callable[..., tuple[DecodeState, PackedOutputs]]
@@ -60,6 +61,7 @@ class Launcher:
         # Committed to its devices from the start, as every later state is: a launch would compile again otherwise.
         self._state: DecodeState = placement.build(lambda: init_state(program, config, dtype), self._state_specs)
         self._steps: dict[Shape, Step] = {}
+        self._greedy_steps: dict[Shape, Step] = {}  # of decode shapes, where the configuration wants them
 
     def warm(self, on_shape: OnShape | None = None, *, shapes: Sequence[Shape] | None = None) -> None:
         """Compiles every shape of the grid, or `shapes` of it, several at a time; runs each once with no live slot.
@@ -68,16 +70,23 @@ class Launcher:
         """
         shapes = (*self._grid.all_prefills(), *self._grid.all_steps()) if shapes is None else shapes
         start = time.perf_counter()
-        with ThreadPoolExecutor(max_workers=_COMPILE_THREADS) as threads:
+        with ThreadPoolExecutor(max_workers=_compile_threads()) as threads:
+
+            def compiling(shape: Shape, *, is_greedy: bool = False) -> Future[Step]:
+                return threads.submit(self._lower(shape, self._traced(shape, is_greedy=is_greedy)).compile)
+
             # Tracing holds the interpreter, compiling does not: the next shape is traced while others compile.
-            compiling = {shape: threads.submit(self._lower(shape, self._traced(shape)).compile) for shape in shapes}
-            for shape, compiled in compiling.items():
+            greedy = {shape: compiling(shape, is_greedy=True) for shape in shapes if self._has_greedy(shape)}
+            for shape, compiled in {shape: compiling(shape) for shape in shapes}.items():
                 self._steps[shape] = compiled.result()
+                if shape in greedy:
+                    self._greedy_steps[shape] = greedy[shape].result()
                 self.warm_up_s[shape] = time.perf_counter() - start
                 if on_shape is not None:
                     on_shape(shape)
         for shape in shapes:
-            wait_until_done(self._run(shape, self._idle_inputs(shape)))
+            for is_greedy in (False, True) if shape in greedy else (False,):
+                wait_until_done(self._run(shape, self._idle_inputs(shape), is_greedy=is_greedy))
 
     def measure_step_costs(self, rounds: int = 6) -> dict[tuple[int, int], float]:
         """Seconds of one step by (slots, draft length), every slot of the bucket live, on the null page.
@@ -101,17 +110,21 @@ class Launcher:
 
     def launch(self, decision: LaunchDecision, inputs: jax.Array) -> Launch:
         """Dispatches a step and starts the copy of its outputs to the host; returns at once."""
-        outputs = self._run(decision.shape, inputs)
+        outputs = self._run(decision.shape, inputs, is_greedy=decision.needs.is_nothing)
         launch = Launch(decision, outputs)
         start_copy(launch)
         return launch
 
-    def lower(self, shape: Shape) -> Any:
+    def lower(self, shape: Shape, *, is_greedy: bool = False) -> Any:
         """The lowered program of a shape, for memory and collective checks; not one of `num_traces`."""
-        return self._lower(shape, self._step(shape))
+        return self._lower(shape, self._step(shape, is_greedy=is_greedy))
 
-    def _run(self, shape: Shape, inputs: jax.Array) -> PackedOutputs:
-        step = self._steps.get(shape)
+    def _has_greedy(self, shape: Shape) -> bool:
+        return self._config.greedy_programs and isinstance(shape, StepShape)
+
+    def _run(self, shape: Shape, inputs: jax.Array, *, is_greedy: bool) -> PackedOutputs:
+        """`is_greedy`: nobody needs more than a greedy program gives, where there is one."""
+        step = (is_greedy and self._greedy_steps.get(shape)) or self._steps.get(shape)
         if step is None:
             raise InvariantError(f"{shape} is not in the grid compiled at start")
         self._state, outputs = step(self.weights, self._state, inputs)
@@ -126,23 +139,24 @@ class Launcher:
         inputs = self._placement.put_rows(packed)
         self._reset_slots()
         wait_until_done((self._state, inputs))
-        return functools.partial(self._run, shape, inputs)
+        return functools.partial(self._run, shape, inputs, is_greedy=True)
 
     def _chain_full(self, shape: StepShape, num_steps: int) -> Callable[[], list[PackedOutputs]]:
         step = self._run_full(shape)
         return lambda: [step() for _ in range(num_steps)]
 
-    def _step(self, shape: Shape) -> Step:
+    def _step(self, shape: Shape, *, is_greedy: bool = False) -> Step:
         return make_run(
             self._program,
             shape,
             self._placement,
             weight_specs=self._weight_specs,
             state_specs=self._state_specs,
+            is_greedy=is_greedy,
         )
 
-    def _traced(self, shape: Shape) -> Step:
-        step = self._step(shape)
+    def _traced(self, shape: Shape, *, is_greedy: bool) -> Step:
+        step = self._step(shape, is_greedy=is_greedy)
 
         def traced(weights: Weights, state: DecodeState, packed: jax.Array) -> tuple[DecodeState, PackedOutputs]:
             self.num_traces += 1  # runs when traced, never when launched
@@ -162,6 +176,11 @@ class Launcher:
         specs = {"committed_len": self._state_specs.committed_len, "finished": self._state_specs.finished}
         fresh = {"committed_len": np.zeros(num_slots, np.int32), "finished": np.zeros(num_slots, bool)}
         self._state = replace(self._state, **self._placement.put(fresh, specs))
+
+
+def _compile_threads() -> int:
+    """One program each: XLA itself uses few of a machine's cores for one."""
+    return max(_FEWEST_COMPILE_THREADS, (os.cpu_count() or 1) // 2)
 
 
 def _program_name(shape: Shape) -> str:

@@ -95,6 +95,11 @@ class Needs:
             and self.prompt_logprobs >= others.prompt_logprobs
         )
 
+    @property
+    def is_nothing(self) -> bool:
+        """The most likely tokens are all that is asked for."""
+        return self == _NOTHING
+
     def columns(self) -> list[int]:
         """As a launch carries them."""
         by_column = {
@@ -106,6 +111,7 @@ class Needs:
 
 
 EVERYTHING = Needs()
+_NOTHING = Needs(whole_logits=False, logprobs=False, prompt_logprobs=False)
 
 
 def agree(wishes: Sequence[Wish]) -> Wish:

@@ -1,7 +1,7 @@
 """A pre-norm decoder with or without MTP layers: what all families share. They differ in attention and in data."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend, TensorSpec, Weights
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import Mlp, RmsNorm
+from mtp_jax.models.layers import RmsNorm
+from mtp_jax.models.linear import XLA, Mlp, linear, logits
 from mtp_jax.models.moe import Moe, MoeConfig
 from mtp_jax.models.mtp_layout import MtpLayout, num_mtp_layers
 from mtp_jax.models.params import ModuleTree, param, same
@@ -22,10 +23,17 @@ from mtp_jax.ops.sharding import NO_PARALLEL, Parallel, take_embedding
 
 @runtime_checkable
 class AttentionModule(Protocol):
-    """Attention with its projections; returns the sum over the `model` axis."""
+    """Attention with its projections, of [norm of] x; the sum over the `model` axis, added to the residual."""
 
     def __call__(
-        self, x_BWD: Array, rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
+        self,
+        x_BWD: Array,
+        rotation: Rotation,
+        layer_kv: Any,
+        attend: Attend,
+        parallel: Parallel,
+        norm: RmsNorm | None = None,
+        residual_BWD: Array | None = None,
     ) -> tuple[Array, Any]: ...
 
 
@@ -38,7 +46,7 @@ class AttentionConfig(Protocol):
 
     def kv_spec(self) -> KVSpec: ...
 
-    def build(self, hidden_size: int, name: str) -> AttentionModule: ...
+    def build(self, hidden_size: int, name: str, *, linear_backend: str) -> AttentionModule: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class MtpDecoder:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     initializer_range: float
+    linear_backend: str = field(default=XLA, kw_only=True)
 
     @cached_property
     def _tree(self) -> ModuleTree:
@@ -150,7 +159,7 @@ class MtpDecoder:
         del parallel  # each shard has its own rows of the table
         module = self.bind(weights)
         table_VD = (module.embedding if module.head is None else module.head)[...]
-        return jnp.einsum("...d,vd->...v", hidden_BWD, table_VD, preferred_element_type=jnp.float32)
+        return logits(hidden_BWD, table_VD, self.linear_backend)
 
     def draft_forward(
         self,
@@ -212,19 +221,18 @@ class DecoderLayer(nnx.Module):
     def __init__(self, family: MtpDecoder, index: int, name: str):
         size, eps = family.hidden_size, family.rms_norm_eps
         self.attention_norm = RmsNorm(size, eps, f"{name}.input_layernorm.weight")
-        self.attention = family.attention.build(size, f"{name}.self_attn")
+        self.attention = family.attention.build(size, f"{name}.self_attn", linear_backend=family.linear_backend)
         self.ffn_norm = RmsNorm(size, eps, f"{name}.post_attention_layernorm.weight")
         if family.moe is not None and family.moe_layers[index]:
-            self.ffn = Moe(size, family.moe, f"{name}.mlp")
+            self.ffn = Moe(size, family.moe, f"{name}.mlp", family.linear_backend)
         else:
-            self.ffn = Mlp(size, family.ffn_size, f"{name}.mlp")
+            self.ffn = Mlp(size, family.ffn_size, f"{name}.mlp", family.linear_backend)
 
     def __call__(
         self, x_BWD: Array, rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
     ) -> tuple[Array, Any]:
-        attended_BWD, layer_kv = self.attention(self.attention_norm(x_BWD), rotation, layer_kv, attend, parallel)
-        x_BWD = x_BWD + attended_BWD
-        return x_BWD + self.ffn(self.ffn_norm(x_BWD), parallel), layer_kv
+        x_BWD, layer_kv = self.attention(x_BWD, rotation, layer_kv, attend, parallel, self.attention_norm, x_BWD)
+        return self.ffn(x_BWD, parallel, self.ffn_norm, x_BWD), layer_kv
 
 
 class MtpLayer(nnx.Module):
@@ -235,6 +243,7 @@ class MtpLayer(nnx.Module):
         name = layout.prefix(family.num_layers, depth)
         size, eps = family.hidden_size, family.rms_norm_eps
         self.hidden_first = layout.hidden_first
+        self.linear_backend = family.linear_backend
         self.embedding_norm = RmsNorm(size, eps, f"{name}.{layout.embedding_norm}.weight")
         self.hidden_norm = RmsNorm(size, eps, f"{name}.{layout.hidden_norm}.weight")
         self.join = param(same(f"{name}.{layout.join}.weight", size, 2 * size).transpose(1, 0), (None, None))
@@ -252,7 +261,7 @@ class MtpLayer(nnx.Module):
     ) -> tuple[Array, Any]:
         pair = (self.embedding_norm(embedded_BWD), self.hidden_norm(hidden_BWD))
         joined = jnp.concatenate(pair[::-1] if self.hidden_first else pair, axis=-1)
-        x_BWD = jnp.einsum("...e,ed->...d", joined, self.join[...])
+        x_BWD = linear(joined, self.join[...], self.linear_backend)
         return self.layer(x_BWD, rotation, layer_kv, attend, parallel)
 
 

@@ -20,7 +20,8 @@ from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend
 from mtp_jax.models.decoder import MtpDecoder, read_decoder
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import RmsNorm, merge_heads, with_bias
+from mtp_jax.models.layers import RmsNorm, with_bias
+from mtp_jax.models.linear import XLA, linear, merge_heads
 from mtp_jax.models.moe import read_moe_config
 from mtp_jax.models.mtp_layout import DEEPSEEK_MTP
 from mtp_jax.models.params import param, rows, same
@@ -49,9 +50,9 @@ class MlaConfig:
         """Latent and rotary key, a full copy on every shard."""
         return KVSpec(num_kv_heads=1, k_channels=self.kv_rank + self.rope.num_channels, v_channels=None, axis=None)
 
-    def build(self, hidden_size: int, name: str) -> "Mla":
+    def build(self, hidden_size: int, name: str, *, linear_backend: str = XLA) -> "Mla":
         """The module whose checkpoint tensors start with `name`."""
-        return Mla(hidden_size, self, name)
+        return Mla(hidden_size, self, name, linear_backend)
 
     def rope_last(self, num_plain: int) -> np.ndarray:
         """Order of `num_plain` channels followed by the rotary ones."""
@@ -62,8 +63,9 @@ class MlaConfig:
 class Mla(nnx.Module):
     """Latent attention with its projections. What leads from the hidden state to latents is one product, `down`."""
 
-    def __init__(self, hidden_size: int, config: MlaConfig, name: str):
+    def __init__(self, hidden_size: int, config: MlaConfig, name: str, linear_backend: str):
         self.config = config
+        self.linear_backend = linear_backend
         heads, rotary = config.num_heads, config.rope.num_channels
         qk_channels, latent = config.nope_channels + rotary, config.kv_rank + rotary
         kv_order = config.rope_last(config.kv_rank)
@@ -94,13 +96,23 @@ class Mla(nnx.Module):
         self.out_bias = param(out_bias, (None,), fill=0.0) if config.has_bias else None
 
     def __call__(
-        self, x_BWD: Float[Array, "B W D"], rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
+        self,
+        x_BWD: Float[Array, "B W D"],
+        rotation: Rotation,
+        layer_kv: Any,
+        attend: Attend,
+        parallel: Parallel,
+        norm: RmsNorm | None = None,
+        residual_BWD: Float[Array, "B W D"] | None = None,
     ) -> tuple[Float[Array, "B W D"], Any]:
-        config = self.config
+        config, backend = self.config, self.linear_backend
         q_rank, kv_rank = config.q_rank or 0, config.kv_rank
-        down = with_bias(jnp.einsum("bwd,de->bwe", x_BWD, self.down[...]), self.down_bias)
-        q_input = x_BWD if self.q_norm is None else self.q_norm(down[..., :q_rank])
-        q_BWHC = jnp.einsum("bwe,ehc->bwhc", q_input, self.q[...])
+        down = with_bias(linear(x_BWD, self.down[...], backend, norm=norm), self.down_bias)
+        if self.q_norm is None:
+            q = linear(x_BWD, self.q[...], backend, norm=norm)
+        else:
+            q = linear(down[..., :q_rank], self.q[...], backend, norm=self.q_norm)
+        q_BWHC = q.reshape(*x_BWD.shape[:2], -1, self.q[...].shape[-1])
         latent_BWR = self.kv_norm(down[..., q_rank : q_rank + kv_rank])
         k_rope_BWGC = rotation.apply(down[..., None, q_rank + kv_rank :])
         q_rope_BWHC = rotation.apply(q_BWHC[..., config.nope_channels :])
@@ -116,8 +128,8 @@ class Mla(nnx.Module):
             v_channels=kv_rank,
         )
         values_BWHE = product_per_head(attended_BWHR, value_up_HER, 2)
-        out_BWD = merge_heads(values_BWHE.astype(x_BWD.dtype), self.out[...])
-        return with_bias(parallel.sum_over_model(out_BWD), self.out_bias), layer_kv
+        values_BWHE = values_BWHE.astype(x_BWD.dtype)
+        return merge_heads(values_BWHE, self.out[...], self.out_bias, backend, parallel, residual_BWD), layer_kv
 
 
 def product_per_head(x_BWHC: Float[Array, "B W H C"], w_HIO: Float[Array, "H I O"], contracted: int) -> Array:

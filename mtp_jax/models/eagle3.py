@@ -24,7 +24,8 @@ from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend, TappedFamily, TensorSpec, Weights
 from mtp_jax.models.gqa import GqaConfig
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import Mlp, RmsNorm
+from mtp_jax.models.layers import RmsNorm
+from mtp_jax.models.linear import Mlp
 from mtp_jax.models.llama import LLAMA, read_gqa, refuse_window
 from mtp_jax.models.params import ModuleTree, param, same
 from mtp_jax.models.rope import Rotation

@@ -7,7 +7,6 @@ So a shard of the KV heads holds all that it needs, and tensor parallelism goes 
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
@@ -15,7 +14,8 @@ from jaxtyping import Array, Float
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.core.types import KVSpec
 from mtp_jax.models.api import Attend
-from mtp_jax.models.layers import RmsNorm, merge_heads, with_bias
+from mtp_jax.models.layers import RmsNorm, with_bias
+from mtp_jax.models.linear import XLA, linear, merge_heads
 from mtp_jax.models.params import param, rows, same
 from mtp_jax.models.rope import Rope, Rotation
 from mtp_jax.ops.sharding import Parallel
@@ -45,9 +45,9 @@ class GqaConfig:
         """Key and value of each KV head."""
         return KVSpec(self.num_kv_heads, self.head_channels, self.head_channels, axis="kv_heads")
 
-    def build(self, hidden_size: int, name: str, *, input_size: int | None = None) -> "Gqa":
+    def build(self, hidden_size: int, name: str, *, input_size: int | None = None, linear_backend: str = XLA) -> "Gqa":
         """The module whose checkpoint tensors start with `name`; `input_size` where it takes in another width."""
-        return Gqa(hidden_size, self, name, input_size or hidden_size)
+        return Gqa(hidden_size, self, name, input_size or hidden_size, linear_backend)
 
     def rows_by_kv_head(self) -> np.ndarray:
         """Order that takes the rows of q, k and v (one below the other) KV head by KV head."""
@@ -62,8 +62,9 @@ class GqaConfig:
 class Gqa(nnx.Module):
     """Grouped-query attention with its projections, from `input_size` channels to `hidden_size`."""
 
-    def __init__(self, hidden_size: int, config: GqaConfig, name: str, input_size: int):
+    def __init__(self, hidden_size: int, config: GqaConfig, name: str, input_size: int, linear_backend: str):
         self.config = config
+        self.linear_backend = linear_backend
         groups, channels = config.num_kv_heads, config.head_channels
         layout = (groups, config.num_heads // groups + 2, channels)
         parts, order = ("q_proj", "k_proj", "v_proj"), config.rows_by_kv_head()
@@ -82,9 +83,17 @@ class Gqa(nnx.Module):
         self.out_bias = param(out_bias, (None,), fill=0.0) if config.has_out_bias else None
 
     def __call__(
-        self, x_BWD: Float[Array, "B W I"], rotation: Rotation, layer_kv: Any, attend: Attend, parallel: Parallel
+        self,
+        x_BWD: Float[Array, "B W I"],
+        rotation: Rotation,
+        layer_kv: Any,
+        attend: Attend,
+        parallel: Parallel,
+        norm: RmsNorm | None = None,
+        residual_BWD: Float[Array, "B W D"] | None = None,
     ) -> tuple[Float[Array, "B W D"], Any]:
-        qkv_BWGJC = with_bias(jnp.einsum("bwi,igjc->bwgjc", x_BWD, self.qkv[...]), self.qkv_bias)
+        qkv = linear(x_BWD, self.qkv[...], self.linear_backend, norm=norm)
+        qkv_BWGJC = with_bias(qkv.reshape(*x_BWD.shape[:2], *self.qkv[...].shape[1:]), self.qkv_bias)
         q_BWHC = qkv_BWGJC[..., :-2, :].reshape(*x_BWD.shape[:2], -1, self.config.head_channels)
         k_BWGC, v_BWGC = qkv_BWGJC[..., -2, :], qkv_BWGJC[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
@@ -97,5 +106,5 @@ class Gqa(nnx.Module):
             scale=self.config.head_channels**-0.5,
             v_channels=self.config.head_channels,
         )
-        out_BWD = parallel.sum_over_model(merge_heads(attended_BWHC, self.out[...]))
-        return with_bias(out_BWD, self.out_bias), layer_kv
+        out = merge_heads(attended_BWHC, self.out[...], self.out_bias, self.linear_backend, parallel, residual_BWD)
+        return out, layer_kv

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.experts import expert_products
 from mtp_jax.models.hf_config import HfConfig
-from mtp_jax.models.layers import Mlp, gate_up_packing
+from mtp_jax.models.layers import RmsNorm, gate_up_packing
+from mtp_jax.models.linear import XLA, Mlp
 from mtp_jax.models.params import param, same, stacked
 from mtp_jax.ops.sharding import Parallel
 
@@ -111,7 +112,7 @@ def _in_best_groups(choice_TX: Float[Array, "T X"], config: MoeConfig) -> Array:
 class Moe(nnx.Module):
     """Routed experts and, where the config has them, shared ones. `name` is the checkpoint's prefix."""
 
-    def __init__(self, hidden_size: int, config: MoeConfig, name: str):
+    def __init__(self, hidden_size: int, config: MoeConfig, name: str, linear_backend: str = XLA):
         self.config = config
         num_experts, ffn_size = config.num_experts, config.expert_ffn_size
         self.router = param(same(f"{name}.gate.weight", num_experts, hidden_size).transpose(1, 0), (None, None))
@@ -123,14 +124,22 @@ class Moe(nnx.Module):
         down = stacked([same(f"{expert}.down_proj.weight", hidden_size, ffn_size) for expert in experts])
         self.down = param(down.transpose(0, 2, 1), ("experts", None, None))
         shared_size = ffn_size * config.num_shared
-        self.shared = Mlp(hidden_size, shared_size, f"{name}.shared_experts") if shared_size else None
+        self.shared = Mlp(hidden_size, shared_size, f"{name}.shared_experts", linear_backend) if shared_size else None
 
-    def __call__(self, x: Float[Array, "*x D"], parallel: Parallel) -> Float[Array, "*x D"]:
-        x_TD = x.reshape(-1, x.shape[-1])
+    def __call__(
+        self,
+        x: Float[Array, "*x D"],
+        parallel: Parallel,
+        norm: RmsNorm | None = None,
+        residual: Float[Array, "*x D"] | None = None,
+    ) -> Float[Array, "*x D"]:
+        """The experts' result for [norm of] x; added to the residual."""
+        x_TD = (x if norm is None else norm(x)).reshape(-1, x.shape[-1])
         y_TD = self._routed(x_TD, parallel)
         if self.shared is not None:
             y_TD = y_TD + self.shared.partial(x_TD)
-        return parallel.sum_over_model(y_TD).reshape(x.shape)
+        y = parallel.sum_over_model(y_TD).reshape(x.shape)
+        return y if residual is None else residual + y
 
     def _routed(self, x_TD: Float[Array, "T D"], parallel: Parallel) -> Float[Array, "T D"]:
         """This shard's part of the routed experts' result, to be summed over `model`.

@@ -9,6 +9,7 @@ from kernels_pallas.grouped_matmul.contract import Problem
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.decoder import MtpDecoder
+from mtp_jax.models.linear import XLA, check_linear_backend
 from mtp_jax.models.moe import MoeConfig
 from mtp_jax.models.with_drafter import WithDrafter
 
@@ -25,6 +26,18 @@ def with_moe_backend(family: ModelFamily, backend: str, dtype: jnp.dtype) -> Mod
         raise ConfigError(f"moe_backend is {backend!r}, but this model has no experts; leave it at 'reference'.")
     _check(family.hidden_size, family.moe, backend, dtype)
     return replace(family, moe=replace(family.moe, backend=backend))
+
+
+def with_linear_backend(family: ModelFamily, backend: str) -> ModelFamily:
+    """The family with the backend in its products. `ConfigError`: no such backend, or none of the family's own."""
+    check_linear_backend(backend)
+    if backend == XLA:
+        return family
+    if isinstance(family, WithDrafter):
+        return replace(family, target=with_linear_backend(family.target, backend))
+    if not isinstance(family, MtpDecoder):
+        raise ConfigError(f"linear_backend is {backend!r}, which this model has not; leave it at {XLA!r}.")
+    return replace(family, linear_backend=backend)
 
 
 def _check(hidden_size: int, moe: MoeConfig, backend: str, dtype: jnp.dtype) -> None:

@@ -1,10 +1,10 @@
 """Several tokens for one place, the likeliest first: what the branches of a draft tree are."""
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.types import RowText, SamplingRows
+from mtp_jax.ops.branches import if_needed
 from mtp_jax.ops.sampling import law_of_head
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 
@@ -43,7 +43,7 @@ def likeliest_tokens(
     def greedy() -> tuple[Array, Array]:
         return likeliest_greedy_tokens(logits_BWV, num_tokens, parallel, ids_N)
 
-    return lax.cond(rows.needs.whole_logits, sampled, greedy)
+    return if_needed(rows.needs.whole_logits, sampled, greedy)
 
 
 def likeliest_greedy_tokens(

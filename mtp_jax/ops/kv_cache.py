@@ -72,15 +72,17 @@ def page_addresses(
 ) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
     """(page id, offset) of each position; the null page where writing is not allowed or the table ends.
 
+    Rows of the null page keep their offsets: were they all at one address, a GPU would write them one after the other.
+
     >>> table = jnp.array([[7, 9]])
-    >>> ids, offsets = page_addresses(jnp.array([[3, 4, 8]]), table, jnp.ones((1, 3), bool), page_size=4)
+    >>> ids, offsets = page_addresses(jnp.array([[3, 4, 9]]), table, jnp.ones((1, 3), bool), page_size=4)
     >>> ids.tolist(), offsets.tolist()
-    ([[7, 9, 0]], [[3, 0, 0]])
+    ([[7, 9, 0]], [[3, 0, 1]])
     """
     entry_BW = positions_BW // page_size
     inside_BW = may_write_BW & (positions_BW >= 0) & (entry_BW < page_table_BP.shape[1])
     ids_BW = jnp.take_along_axis(page_table_BP, jnp.where(inside_BW, entry_BW, 0), axis=1)
-    return jnp.where(inside_BW, ids_BW, NULL_PAGE), jnp.where(inside_BW, positions_BW % page_size, 0)
+    return jnp.where(inside_BW, ids_BW, NULL_PAGE), positions_BW % page_size
 
 
 def write_kv(

@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.core.types import Logprobs, SamplingRows
+from mtp_jax.ops.branches import if_needed
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 from mtp_jax.ops.trees import rows_of_path
 
@@ -22,11 +23,11 @@ def token_logprobs(
     max_logprobs: int,
     parallel: Parallel = NO_PARALLEL,
     path_BE: Int[Array, "b E"] | None = None,
-) -> Logprobs:
+) -> Logprobs | None:
     """Raw log-softmax of the tokens, and of the `max_logprobs` most likely ones in their places.
 
-    Computed only if a slot of the launch asks; all zeros otherwise. Logits as in `choose_tokens`; `path_BE` names the
-    row that each token comes from (None: the rows in order).
+    Computed only if a slot of the launch asks; all zeros otherwise, and None in a program for which nobody can ask.
+    Logits as in `choose_tokens`; `path_BE` names the row that each token comes from (None: the rows in order).
 
     >>> from mtp_jax.core.config import SamplingParams
     >>> from mtp_jax.testing.rows import sampling_rows
@@ -36,7 +37,9 @@ def token_logprobs(
     >>> [round(float(jnp.exp(x[0, 0]).squeeze()), 3) for x in (found.chosen_BE, found.top_BEQ)], found.rank_BE.tolist()
     ([0.25, 0.5], [[2]])
     """
-    return lax.cond(
+    if rows.needs.logprobs is False:
+        return None
+    return if_needed(
         rows.needs.logprobs,
         lambda: _of(rows_of_path(parallel.whole_logits(logits_BWV), path_BE), tokens_BE, max_logprobs),
         lambda: _none(tokens_BE, max_logprobs),
@@ -47,7 +50,7 @@ def prompt_logprobs(
     hidden_YTD: Float[Array, "Y T D"],
     next_tokens_YT: Int[Array, "Y T"],
     unembed: Callable[[Float[Array, "Y R D"]], Float[Array, "B R v"]],
-    is_needed: Bool[Array, ""],
+    is_needed: Bool[Array, ""] | bool,
     max_logprobs: int,
     parallel: Parallel = NO_PARALLEL,
 ) -> Logprobs:
@@ -75,7 +78,7 @@ def prompt_logprobs(
         by_block = lax.map(of_block, blocks)
         return jax.tree.map(lambda x: _joined(x)[:, :num_rows], by_block)
 
-    return lax.cond(is_needed, computed, lambda: _none(next_tokens_YT, max_logprobs))
+    return if_needed(is_needed, computed, lambda: _none(next_tokens_YT, max_logprobs))
 
 
 def _joined(blocks: Array) -> Array:

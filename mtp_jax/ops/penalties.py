@@ -4,11 +4,11 @@ vLLM's order is bad words, min_tokens, logit bias, penalties. Bans come last her
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.layout import NO_TOKEN
 from mtp_jax.core.types import RowText, SamplingRows, TokenFacts, TokenLists
+from mtp_jax.ops.branches import if_needed
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 _NOTHING = -2
@@ -46,7 +46,7 @@ def token_facts(
         tail_BO = jnp.where(position_BO >= rows.prompt_len_B[:, None], tail_BO, _NOTHING)
         return TokenFacts(counts_B2V[:, 0], counts_B2V[:, 1], bias_BV, tail_BO)
 
-    return lax.cond(jnp.any(rows.is_edited), counted, none)
+    return if_needed(rows.edits, counted, none)
 
 
 def edit_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows, text: RowText) -> Float[Array, "B W V"]:
@@ -61,7 +61,7 @@ def edit_logits(logits_BWV: Float[Array, "B W V"], rows: SamplingRows, text: Row
         # not know (-inf) becomes as unlikely as can be, so that something is left when all that it knows is banned.
         return _without_banned(jnp.clip(penalised_BWV, -_LARGEST, _LARGEST), rows, text)
 
-    return lax.cond(jnp.any(rows.is_edited), edited, lambda: logits_BWV)
+    return if_needed(rows.edits, edited, lambda: logits_BWV)
 
 
 def _penalised(logits_BWV: Array, rows: SamplingRows, text: RowText) -> Array:

@@ -9,11 +9,11 @@ laws allow: P(equal) >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.0
 from enum import IntEnum, unique
 
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, UInt32
 
 from mtp_jax.core.types import RowText, SamplingRows
+from mtp_jax.ops.branches import if_needed
 from mtp_jax.ops.filters import filter_logits
 from mtp_jax.ops.penalties import edit_logits
 from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
@@ -93,8 +93,8 @@ def target_noise(rows: SamplingRows, positions_BW: Int[Array, "B W"], vocab_size
     Zeros, at no cost, when every slot is greedy.
     """
     ids_V = jnp.arange(vocab_size, dtype=jnp.int32)
-    return lax.cond(
-        jnp.any(rows.temperature_B > 0),
+    return if_needed(
+        rows.draws,
         lambda: gumbel_noise(rows.key_B2, positions_BW, Stream.TARGET, ids_V),
         lambda: jnp.zeros((*positions_BW.shape, vocab_size), jnp.float32),
     )
@@ -105,8 +105,8 @@ def noise_of_rows(
 ) -> Float[Array, "B W V"]:
     """For the rows of a tree, from the noise of their positions: siblings compete for one position and share it."""
     shape_BWV = (*bits_BW.shape, noise_BEV.shape[-1])
-    return lax.cond(
-        jnp.any(rows.temperature_B > 0),
+    return if_needed(
+        rows.draws,
         lambda: jnp.take_along_axis(noise_BEV, depths(bits_BW)[..., None], axis=1),
         lambda: jnp.zeros(shape_BWV, noise_BEV.dtype),
     )
@@ -167,7 +167,7 @@ def choose_tokens(
         law_BWV = law_of_head(logits_BWV, rows, text, noise_BWV.shape[-1], parallel, ids_N)
         return tokens_of_law(law_BWV, noise_BWV, rows)
 
-    return lax.cond(rows.needs.whole_logits, chosen, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
+    return if_needed(rows.needs.whole_logits, chosen, lambda: greedy_tokens(logits_BWV, parallel, ids_N))
 
 
 def tokens_of_law(

@@ -3,11 +3,11 @@
 from typing import Literal, cast
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.types import Drafts, RowText, SlotView
+from mtp_jax.ops.branches import if_needed
 from mtp_jax.ops.laws import draw, row_probs
 from mtp_jax.ops.row_text import text_after
 from mtp_jax.ops.sampling import (
@@ -93,4 +93,4 @@ def _drawn(
         draft_B1 = choose_tokens(logits_B1V, slots.noise_BWV[:, :1], rows, text, parallel, ids_N)
         return draft_B1, (draft_B1[..., None] == ids_V[None, None, :]).astype(jnp.float32)
 
-    return lax.cond(rows.needs.whole_logits, sampled, greedy)
+    return if_needed(rows.needs.whole_logits, sampled, greedy)

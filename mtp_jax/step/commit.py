@@ -63,7 +63,7 @@ def step_outputs(
     slots: SlotView,
     num_emitted: Int[Array, " B"],
     finished: Bool[Array, " B"],
-    logprobs: Logprobs,
+    logprobs: Logprobs | None,
 ) -> StepOutputs:
     """What the host will read. Accepted drafts are counted among the emitted tokens only."""
     return StepOutputs(

@@ -19,13 +19,25 @@ from mtp_jax.step.program import StepProgram
 Run = Callable[[Weights, DecodeState, jax.Array], tuple[DecodeState, PackedOutputs]]
 
 
-def make_run(program: StepProgram, shape: Shape, placement: Placement, *, weight_specs: Any, state_specs: Any) -> Run:
-    """The function to compile for a shape: (weights, state, uploaded rows) -> (state, outputs)."""
+def make_run(
+    program: StepProgram,
+    shape: Shape,
+    placement: Placement,
+    *,
+    weight_specs: Any,
+    state_specs: Any,
+    is_greedy: bool = False,
+) -> Run:
+    """The function to compile for a shape: (weights, state, uploaded rows) -> (state, outputs).
+
+    `is_greedy`: for launches of which it is known that nobody needs more than the most likely tokens.
+    """
 
     def run(weights: Weights, state: DecodeState, packed_BX: Int[Array, "B X"]) -> tuple[DecodeState, PackedOutputs]:
         agreed, wish_V = None, None
         if program.is_voting:
             packed_BX, agreed, wish_V = _split(packed_BX)
+        agreed = Needs.nothing() if is_greedy else agreed
         if isinstance(shape, StepShape):
             state, outputs = decode_step(weights, state, packed_BX, program=program, shape=shape, agreed=agreed)
         else:
@@ -34,7 +46,8 @@ def make_run(program: StepProgram, shape: Shape, placement: Placement, *, weight
 
     rows = placement.rules.spec("slots")
     logprobs = Logprobs(rows, rows, rows, rows)  # type: ignore[arg-type]
-    outputs = PackedOutputs(rows, logprobs, None if isinstance(shape, StepShape) else logprobs)  # type: ignore[arg-type]
+    prompt_logprobs = None if isinstance(shape, StepShape) else logprobs
+    outputs = PackedOutputs(rows, None if is_greedy else logprobs, prompt_logprobs)  # type: ignore[arg-type]
     return placement.map(run, (weight_specs, state_specs, rows), (state_specs, outputs))
 
 

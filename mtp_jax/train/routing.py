@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.decoder import DecoderLayer, DecoderModule, MtpDecoder
 from mtp_jax.models.experts import through_all
+from mtp_jax.models.layers import RmsNorm
 from mtp_jax.models.moe import Moe, MoeConfig, route
 from mtp_jax.ops.sharding import Parallel
 
@@ -100,9 +101,15 @@ class _WatchedMoe(nnx.Module):
         self.path = path
         self.record = record
 
-    def __call__(self, x_BSD: Float[Array, "B S D"], parallel: Parallel) -> Float[Array, "B S D"]:
+    def __call__(
+        self,
+        x_BSD: Float[Array, "B S D"],
+        parallel: Parallel,
+        norm: RmsNorm | None = None,
+        residual_BSD: Float[Array, "B S D"] | None = None,
+    ) -> Float[Array, "B S D"]:
         moe, (batch, length, size) = self.moe, x_BSD.shape
-        x_TD = x_BSD.reshape(-1, size)
+        x_TD = (x_BSD if norm is None else norm(x_BSD)).reshape(-1, size)
         logits_TX = jnp.einsum("td,dx->tx", x_TD.astype(jnp.float32), moe.router[...].astype(jnp.float32))
         ids_Tk, weights_Tk = route(logits_TX, moe.correction_bias[...], moe.config)
         loads_BX, loss = _sequence_balance(
@@ -112,7 +119,8 @@ class _WatchedMoe(nnx.Module):
         y_TD = through_all(x_TD, ids_Tk, weights_Tk, moe.gate_up[...], moe.down[...])
         if moe.shared is not None:
             y_TD = y_TD + moe.shared.partial(x_TD)
-        return parallel.sum_over_model(y_TD).reshape(x_BSD.shape)
+        y_BSD = parallel.sum_over_model(y_TD).reshape(x_BSD.shape)
+        return y_BSD if residual_BSD is None else residual_BSD + y_BSD
 
 
 def _sequence_balance(

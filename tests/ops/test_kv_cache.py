@@ -46,7 +46,7 @@ def test_one_row_alone(may_write: bool) -> None:
     addresses = page_addresses(jnp.array([[5]]), jnp.array([[2, 1]]), jnp.array([[may_write]]), PAGE_SIZE)
     k_pages = np.asarray(write_kv(layer, row, row, addresses).k_pages)
     expected = np.zeros_like(k_pages)
-    expected[(1, 1) if may_write else (NULL_PAGE, 0)] = 7
+    expected[1 if may_write else NULL_PAGE, 1] = 7
     assert np.array_equal(k_pages, expected)
 
 
