@@ -22,5 +22,12 @@ def test_every_option_is_on_the_commands_page_with_a_sentence(name: str) -> None
         assert text.split()[0] in page
 
 
+def test_an_option_without_a_sentence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor, _ = command_of("doctor")
+    monkeypatch.setattr(doctor, "add_options", lambda parser: parser.add_argument("--mute", action="store_true"))
+    with pytest.raises(AssertionError, match="doctor: mute has no help"):
+        test_every_option_is_on_the_commands_page_with_a_sentence("doctor")
+
+
 def test_every_command_has_a_page() -> None:
     assert set(COMMAND_PAGES["pages"]()) == {f"docs/reference/cli/{name.replace(' ', '-')}.md" for name in COMMANDS}

@@ -42,6 +42,12 @@ def test_every_public_name_has_a_reference() -> None:
     assert [name for name in mtp_jax.__all__ if name not in reference] == []
 
 
+def test_every_kernel_has_a_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "kernels.md").read_text()
+    kernels = [file.parent.name for file in (ROOT / "kernels_pallas").glob("*/api.py")]
+    assert [name for name in kernels if f"::: kernels_pallas.{name}.api" not in page] == []
+
+
 def test_what_is_gone_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`mtp_jax/gone.py`, `mtp_jax/llm.py`, [a](gone.md#b), [c](https://example.org/), [d](page.md)")
