@@ -9,7 +9,7 @@
 #SBATCH --open-mode=append
 set -uo pipefail
 
-for attempt in 1 2 3 4 5; do
+for attempt in {1..20}; do
   # Independent processes go on when one of them fails.
   srun --kill-on-bad-exit=0 mtp-jax run-batch "$@" --distributed --resume
   status=$?

@@ -93,7 +93,7 @@ def _parsed(raw: bytes) -> tuple[dict[str, Any] | None, str]:
     except UnicodeDecodeError as error:
         return None, f"The line is not UTF-8: byte {error.start} does not fit."
     except json.JSONDecodeError as error:
-        return None, f"The line is not JSON: {error.msg} at column {error.colno}."
+        return None, f"The line is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}."
     except (RecursionError, ValueError) as error:
         return None, f"The line cannot be read as JSON: {type(error).__name__}."
     if not isinstance(parsed, dict):

@@ -11,6 +11,7 @@ from mtp_jax.batch.origins import origins_of
 from mtp_jax.outputs import CompletionOutput, Logprob, RequestOutput
 
 BAD_REQUEST, INTERNAL_ERROR = 400, 500
+_LONGEST_MESSAGE = 500
 
 
 def refused(line: Refused) -> dict[str, Any]:
@@ -100,6 +101,8 @@ def _ending(one: CompletionOutput) -> dict[str, Any]:
 
 
 def _error(custom_id: str | None, status: int, code: str, message: str) -> dict[str, Any]:
+    if len(message) > _LONGEST_MESSAGE:  # it may quote what stands in the line
+        message = f"{message[: _LONGEST_MESSAGE - 3]}..."
     body = {"error": {"message": message, "type": code, "code": status}}
     return _line(custom_id, {"status_code": status, "body": body}, {"code": code, "message": message})
 

@@ -18,6 +18,7 @@ from mtp_jax.batch.results import answered, failed, refused
 from mtp_jax.batch.source import input_files, read_lines
 from mtp_jax.batch.store import LineSet, PartStore
 from mtp_jax.batch.summary import Summary
+from mtp_jax.batch.suspects import Suspects, suspects_of
 from mtp_jax.batch.team import ALONE, Team
 from mtp_jax.batch.watching import Watcher
 from mtp_jax.core.errors import EngineFailed
@@ -40,6 +41,7 @@ class _Run:
     lines_per_part: int
     seconds_per_part: float
     wants_origins: bool
+    suspects: Suspects
     num_lines: int = 0  # of the whole input, as far as it was read
     waiting: list[tuple[int, Result]] = field(default_factory=list)
     written_s: float = field(default_factory=time.perf_counter)
@@ -95,7 +97,8 @@ def run_batch(
 
     `team`: this process among several. Each answers its share of the lines, and the one that ends last merges; with
     `merged` False each writes a file of its own (see `merging.shard_file`). Processes of one engine fail together
-    (`EngineFailed`), also for the sake of one bad request.
+    (`EngineFailed`), also for the sake of one bad request; started again with `resume`, they find out which one it is
+    (see `suspects`), and it gets its result too.
 
     `wants_origins` adds to results how each of their tokens came, and when their requests began and ended, in seconds
     since the run began.
@@ -104,7 +107,8 @@ def run_batch(
     the lines, so this changes no result. `ConfigError` for input and output that cannot be used.
     """
     path = storage.path_of(output)
-    files = input_files(inputs)
+    results = _result_files(path, team, merged)
+    files = input_files(inputs, results)
     stated = {
         **job,
         "model": model,
@@ -112,19 +116,24 @@ def run_batch(
         "merged": merged,
         "token_origins": wants_origins,
     }
-    if resume and _is_finished(path, team, merged):
+    if resume and _is_finished(path, results):
         return Summary(is_complete=True)
     store = PartStore(path, stated, resume=resume, share=team.share)
     began = time.perf_counter()
     summary = Summary()
     done = store.finished()
+    suspects = suspects_of(store, done) if team.is_together else Suspects()
     team.wait()  # nobody writes while another reads: processes that share lines must find the same ones finished
-    run = _Run(store, team, model, render, summary, watchers, lines_per_part, seconds_per_part, wants_origins)
+    run = _Run(store, team, model, render, summary, watchers, lines_per_part, seconds_per_part, wants_origins, suspects)
     for watcher in watchers:
         watcher.began(summary, stated)
     try:
         try:
-            _serve(make_llm, _longest_first(_asked(files, done, run), look_ahead), run)
+            requests = _longest_first(_asked(files, done, run), look_ahead)
+            if team.is_together:
+                _serve_together(make_llm, _apart(files, run), requests, run)
+            else:
+                _serve(make_llm, requests, run)
         finally:
             run.flush()
         team.part()
@@ -136,10 +145,14 @@ def run_batch(
     return summary
 
 
-def _is_finished(output: epath.Path, team: Team, merged: bool) -> bool:
-    """Whether all results are in their place; what a kill left behind of the removal of parts goes now."""
+def _result_files(output: epath.Path, team: Team, merged: bool) -> list[epath.Path]:
+    """Where the results of the whole job go."""
     shares = [replace(team.share, index=index) for index in range(team.share.count)]
-    results = [output] if merged else [shard_file(output, share) for share in shares]
+    return [output] if merged else [shard_file(output, share) for share in shares]
+
+
+def _is_finished(output: epath.Path, results: Sequence[epath.Path]) -> bool:
+    """Whether all results are in their place; what a kill left behind of the removal of parts goes now."""
     if not all(storage.exists(file) for file in results):
         return False
     storage.remove_folder(output.with_name(output.name + ".parts"))
@@ -168,11 +181,24 @@ def _asked(files: Sequence[epath.Path], done: LineSet, run: _Run) -> Iterator[Nu
         if line.number in done:
             run.summary.num_resumed += 1
             continue
+        if line.number in run.suspects.apart:
+            continue
         read = read_line(line.raw, model=run.model, render=run.render)
         if isinstance(read, Refused):
             run.take(line.number, refused(read))
         else:
             yield line.number, read
+
+
+def _apart(files: Sequence[epath.Path], run: _Run) -> dict[int, Asked]:
+    """This share's requests among the suspects."""
+    if not run.suspects.apart:
+        return {}
+    own = (
+        line for line in read_lines(files) if line.number in run.suspects.apart and run.team.share.takes(line.number)
+    )
+    read = {line.number: read_line(line.raw, model=run.model, render=run.render) for line in own}
+    return {number: asked for number, asked in read.items() if isinstance(asked, Asked)}
 
 
 def _longest_first(asked: Iterable[Numbered], look_ahead: int) -> Iterator[Numbered]:
@@ -194,9 +220,6 @@ def _longest(numbered: Numbered) -> tuple[float, int]:
 
 
 def _serve(make_llm: Callable[[], LLM], requests: Iterator[Numbered], run: _Run) -> None:
-    if run.team.is_together:  # the others' steps need this process, whether it has requests or not
-        _run_until_failure(run.started(make_llm()), requests, {}, run)
-        return
     first = next(requests, None)
     if first is None:
         return
@@ -213,6 +236,36 @@ def _serve(make_llm: Callable[[], LLM], requests: Iterator[Numbered], run: _Run)
                 run.take(number, failed(asked, "The request's step failed on the device, also when it ran alone."))
 
 
+def _serve_together(
+    make_llm: Callable[[], LLM], apart: Mapping[int, Asked], requests: Iterator[Numbered], run: _Run
+) -> None:
+    """The others' steps need this process, whether it has requests or not."""
+    for number in run.suspects.given_up:
+        if number in apart:
+            run.take(number, failed(apart[number], "The request's step failed on the device whenever it ran alone."))
+    run.flush()
+    llm = run.started(make_llm())
+    for number in run.suspects.alone:
+        own = [(number, apart[number])] if number in apart else []
+        _run_or_record(llm, iter(own), run, alone=number)
+        run.flush()
+    _run_or_record(llm, requests, run)
+
+
+def _run_or_record(llm: LLM, requests: Iterator[Numbered], run: _Run, *, alone: int | None = None) -> None:
+    """Runs requests as they come. `EngineFailed` when a step failed, after writing down what was under way.
+
+    The engine can only be built again by all processes at once: by their next start.
+    """
+    under_way: dict[int, Asked] = {}
+    try:
+        _run_all(llm, requests, under_way, run)
+    except EngineFailed:
+        lines = under_way if alone is None else [alone]
+        run.suspects.record(run.store, run.team.process, lines, alone=alone is not None)
+        raise
+
+
 def _chain(first: Numbered, rest: Iterator[Numbered]) -> Iterator[Numbered]:
     yield first
     yield from rest
@@ -220,6 +273,15 @@ def _chain(first: Numbered, rest: Iterator[Numbered]) -> Iterator[Numbered]:
 
 def _run_until_failure(llm: LLM, requests: Iterator[Numbered], under_way: dict[int, Asked], run: _Run) -> bool:
     """Runs requests as they come; False when a step failed, with those it took along in `under_way`."""
+    try:
+        _run_all(llm, requests, under_way, run)
+    except EngineFailed:
+        return False
+    return True
+
+
+def _run_all(llm: LLM, requests: Iterator[Numbered], under_way: dict[int, Asked], run: _Run) -> None:
+    """Runs requests as they come; those that have no result yet are in `under_way`."""
 
     def taken() -> Iterator[tuple[Any, Any]]:
         for number, asked in requests:
@@ -231,17 +293,11 @@ def _run_until_failure(llm: LLM, requests: Iterator[Numbered], under_way: dict[i
     numbers: dict[int, int] = {}  # of the places under way
     places = count()
     began_s: dict[int, float] = {}
-    try:
-        for place, output in llm.generate_each(taken(), wants_trace=run.wants_origins):
-            number = numbers.pop(place)
-            result = answered(under_way.pop(number), output, run.model, llm.tokenizer)
-            began = began_s.pop(number)
-            if run.wants_origins and result["error"] is None:
-                ended = time.perf_counter() - run.began_s
-                result["response"]["body"]["metrics"]["times_s"] = [round(began, 4), round(ended, 4)]
-            run.take(number, result)
-    except EngineFailed:
-        if run.team.is_together:
-            raise  # its engine can only be built again by all processes at once: by their next start
-        return False
-    return True
+    for place, output in llm.generate_each(taken(), wants_trace=run.wants_origins):
+        number = numbers.pop(place)
+        result = answered(under_way.pop(number), output, run.model, llm.tokenizer)
+        began = began_s.pop(number)
+        if run.wants_origins and result["error"] is None:
+            ended = time.perf_counter() - run.began_s
+            result["response"]["body"]["metrics"]["times_s"] = [round(began, 4), round(ended, 4)]
+        run.take(number, result)

@@ -1,6 +1,7 @@
 """The lines of the input files, one at a time: the whole of a large input is never in memory."""
 
-from collections.abc import Iterator, Sequence
+import glob
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -21,11 +22,17 @@ class Line:
     raw: bytes
 
 
-def input_files(patterns: Sequence[str]) -> list[epath.Path]:
-    """The files that paths and globs name, those of a glob by name. `ConfigError` for one that names none, or twice."""
+def input_files(patterns: Sequence[str], results: Collection[epath.Path] = ()) -> list[epath.Path]:
+    """The files that paths and globs name, those of a glob by name. `ConfigError` for one that names none, or twice.
+
+    `results`: files that this very job writes. A glob does not mean them, whenever they appear.
+    """
     files: list[epath.Path] = []
+    own = {_same(file) for file in results}
     for pattern in patterns:
         found = storage.find(pattern)
+        if glob.has_magic(pattern):
+            found = [file for file in found if _same(file) not in own]
         if not found:
             raise ConfigError(f"--input {pattern} names no file.")
         files += found

@@ -5,6 +5,7 @@
         began-00000-of-00004                        share 0 of 4 was begun
         part-00000-of-00004-1f2e3d4c-000007.jsonl   NUMBER <tab> RESULT, in the order in which they ended
         done-00000-of-00004                         every line of share 0 of 4 is in some part; lines of the input
+        died-0001-00000.json                        of an engine over several processes: see `suspects`
 
 A part is there whole or not at all, and every start of a process names its parts by a number of its own, so a job that
 is killed at any moment has lost only what was not yet in a part, and nothing is ever written over. A job may go on with
@@ -93,6 +94,16 @@ class PartStore:
             name = f"part-{self.share.label}-{self._token}-{self._num_written:06d}.jsonl"
             storage.write_whole(self.folder / name, data, _SAFE)
             self._num_written += 1
+
+    def write_beside(self, name: str, data: bytes) -> None:
+        """A small file of another kind beside the parts."""
+        storage.write_whole(self.folder / name, data, _SAFE)
+
+    def read_beside(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Such files by the beginning of their names."""
+        for name in self.names():
+            if name.startswith(prefix):
+                yield name, storage.read_whole(self.folder / name)
 
     def end_share(self, num_lines: int) -> bool:
         """Says that every line of this share has a result. Whether all shares have come to their end by now.

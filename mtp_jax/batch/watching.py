@@ -73,13 +73,14 @@ class Bar(Watcher):
         self._began_s = 0.0
 
     def began(self, summary: Summary, job: Mapping[str, Any]) -> None:
-        """Opens it."""
+        """Remembers what to count."""
         self._summary, self._began_s = summary, time.perf_counter()
-        self._bar = tqdm(desc="lines", unit="line", disable=None)
 
     def engine_started(self, llm: LLM) -> None:
-        """Remembers whose books to read."""
+        """Opens it, now that the engine's own bar, of its programs, is done; remembers whose books to read."""
         self._llm = llm
+        if self._bar is None:
+            self._bar = tqdm(desc="lines", unit="line", initial=self._summary.num_done, disable=None)
 
     def finished(self, number: int, result: Mapping[str, Any]) -> None:
         """One further."""

@@ -113,28 +113,55 @@ def test_a_request_that_breaks_the_device_fails_alone(tmp_path: Path, monkeypatc
     lines[poison] = good_line(poison, prompt=[28] * 11, max_tokens=19)
     source.write_bytes(b"".join(lines))
 
-    def make_llm() -> LLM:
-        llm = restarted_llm()
-        launcher = llm.engine.launcher
-        launch = type(launcher).launch
-
-        def failing(decision: Any, inputs: Any) -> Any:
-            seated = [slot.state.request.prompt for slot in llm.engine.scheduler.slots]
-            if (28,) * 11 in seated:
-                raise jax.errors.JaxRuntimeError("INTERNAL: poisoned")
-            return launch(launcher, decision, inputs)
-
-        monkeypatch.setattr(launcher, "launch", failing)
-        return llm
-
-    summary = run_toy_batch(source, output, make_llm=make_llm)
+    summary = run_toy_batch(source, output, make_llm=lambda: poisoned_llm(monkeypatch))
     assert (summary.num_answered, summary.num_failed) == (19, 1)
-    for number, (raw, result) in enumerate(zip(lines, results_of(output), strict=True)):
-        if number == poison:
+    assert_all_but_one_answered(lines, results_of(output), poison, "also when it ran alone")
+
+
+def poisoned_llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """A new engine whose steps fail while a certain prompt is in a slot."""
+    llm = restarted_llm()
+    launcher = llm.engine.launcher
+    launch = type(launcher).launch
+
+    def failing(decision: Any, inputs: Any) -> Any:
+        seated = [slot.state.request.prompt for slot in llm.engine.scheduler.slots]
+        if (28,) * 11 in seated:
+            raise jax.errors.JaxRuntimeError("INTERNAL: poisoned")
+        return launch(launcher, decision, inputs)
+
+    monkeypatch.setattr(launcher, "launch", failing)
+    return llm
+
+
+def assert_all_but_one_answered(lines: list[bytes], results: list[dict[str, Any]], failed: int, told: str) -> None:
+    for number, (raw, result) in enumerate(zip(lines, results, strict=True)):
+        if number == failed:
             assert result["response"]["status_code"] == 500
-            assert "also when it ran alone" in result["error"]["message"]
+            assert told in result["error"]["message"]
         else:
             assert answer(result) == expected(raw.rstrip(b"\n"))
+
+
+def test_a_glob_does_not_mean_the_jobs_own_results(tmp_path: Path) -> None:
+    """The first share's file is there when the second one starts, in the folder of the input."""
+    lines = [good_line(number) for number in range(6)]
+    (tmp_path / "in.jsonl").write_bytes(b"".join(lines))
+    everything, output = tmp_path / "*.jsonl", tmp_path / "out.jsonl"
+    for process in (0, 1):
+        run_toy_batch(everything, output, team=team_of(process, 2), merged=False, resume=True)
+    shards = [results_of(tmp_path / f"out-0000{index}-of-00002.jsonl") for index in (0, 1)]
+    assert [answer(one) for one in shards[0]] == [expected(raw.rstrip(b"\n")) for raw in lines[::2]]
+    assert [answer(one) for one in shards[1]] == [expected(raw.rstrip(b"\n")) for raw in lines[1::2]]
+
+
+def test_a_message_does_not_repeat_a_whole_line(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(good_line(0, min_p="x" * 100_000) + b'{"custom_id": "a\tb"}\n')
+    run_toy_batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    long, control = (result["error"]["message"] for result in results_of(tmp_path / "out.jsonl"))
+    assert long.startswith("min_p is 'xxx")
+    assert len(long) == 500
+    assert control == "The line is not JSON: Invalid control character at column 17."
 
 
 def test_the_shares_of_a_job_make_one_result(tmp_path: Path) -> None:

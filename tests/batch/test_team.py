@@ -1,5 +1,7 @@
 """Which process this is, and which lines are its own."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,3 +87,46 @@ def test_slurm_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert place.on_host == 1
     assert place.coordinator is not None
     assert place.coordinator.startswith("node1:")
+
+
+def test_gke_says_which_host_of_a_slice_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variables of a TPU pod; a single slice has none that begin with MEGASCALE."""
+    from jax._src.clusters import cloud_tpu_cluster
+
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_tpu_env_value_from_metadata", lambda name: None)
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost,batch-slice-0-1.batch,batch-slice-0-2.batch")
+    monkeypatch.setenv("TPU_WORKER_ID", "2")
+    place = place_by_cluster()
+    assert (place.process, place.num_processes, place.coordinator) == (2, 3, "localhost:8482")
+    monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "localhost")
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "4")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "1")
+    place = place_by_cluster()
+    assert (place.process, place.num_processes) == (3 + 2, 4 * 3)
+
+
+def test_kubernetes_says_which_pod_of_a_jobset_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own interface, which jax asks through the package `kubernetes`."""
+    from jax._src.clusters.k8s_cluster import K8sCluster
+
+    labels = {"jobset.sigs.k8s.io/jobset-name": "batch"}
+    job = SimpleNamespace(
+        metadata=SimpleNamespace(name="localhost", labels=labels), spec=SimpleNamespace(parallelism=4)
+    )
+    answers = {"_job": job, "_pod": SimpleNamespace(), "_controller": SimpleNamespace(kind="Job")}
+    for name, said in answers.items():
+        monkeypatch.setattr(K8sCluster, name, lambda said=said: said)
+    client = SimpleNamespace(CoreV1Api=object, BatchV1Api=object, exceptions=SimpleNamespace(ApiException=OSError))
+    package = SimpleNamespace(config=SimpleNamespace(load_incluster_config=lambda: None), client=client)
+    monkeypatch.setitem(sys.modules, "kubernetes", package)
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+    place = place_by_cluster()
+    assert (place.process, place.num_processes, place.on_host) == (3, 4, 0)
+    assert place.coordinator == "localhost-0.batch:55527"
+    monkeypatch.delenv("JOB_COMPLETION_INDEX")
+    with pytest.raises(ConfigError, match=r"could not be read .*Indexed.*give --process-id and --num-processes"):
+        place_by_cluster()

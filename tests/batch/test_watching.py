@@ -1,17 +1,28 @@
 """What is seen of a running job: the event log and the metrics, against what the engine did."""
 
+import contextlib
+import fcntl
+import functools
 import json
+import os
+import pty
+import re
+import struct
+import termios
+import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from mtp_jax.batch.prometheus import Endpoint, summed
-from mtp_jax.batch.watching import EventLog, Watcher
+from mtp_jax.batch.watching import Bar, EventLog, Watcher
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.scheduler import Totals
-from tests.batch.toy_job import good_line, run_toy_batch
+from tests.batch.toy_job import good_line, run_toy_batch, toy_llm
 
 
 class Scraping(Watcher):
@@ -60,6 +71,51 @@ def test_metrics_have_vllms_names_and_the_engines_numbers(tmp_path: Path) -> Non
     assert sum(event.get("num_results", 0) for event in events) == 12
     assert {event["process"] for event in events} == {0}
     assert any(event["event"] == "progress" and event["num_pages"] > 0 for event in events)
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """Standard error as a terminal of 120 columns; what was written to it."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # what reading raises once the other end is closed
+            while data := os.read(master, 4096):
+                written.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with os.fdopen(slave, "w") as stderr:
+            monkeypatch.setattr("sys.stderr", stderr)
+            yield written
+    finally:
+        reader.join()
+        os.close(master)
+
+
+def test_a_terminal_shows_one_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"".join(good_line(number) for number in range(11)))
+    monkeypatch.setattr("mtp_jax.batch.watching.tqdm", functools.partial(tqdm, mininterval=0))  # every frame
+    toy_llm()  # its programs have a bar of their own
+    with terminal(monkeypatch) as written:
+        summary = run_toy_batch(source, tmp_path / "out.jsonl", watchers=[Bar()])
+    shown = b"".join(written).decode().replace("\r\n", "\n")
+    frames = [frame.strip() for frame in shown.split("\r") if frame.strip()]
+    assert shown.count("\n") == 1  # one line, drawn over and over
+    assert all(len(frame) <= 120 for frame in frames)
+    assert re.match(r"lines: 11line \[\d\d:\d\d, .* \d+ tok/s, ", frames[-1])
+    assert f", {summary.mean_acceptance_length:.2f} tokens a step, " in frames[-1]
+    assert any(re.search(r", K 2, [1-9]\d?/30 pages\]$", frame) for frame in frames)
+
+
+def test_what_is_no_terminal_shows_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_bytes(good_line(0))
+    run_toy_batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl", watchers=[Bar()])
+    assert capsys.readouterr().err == ""
 
 
 def test_counters_of_several_engines_add_up() -> None:

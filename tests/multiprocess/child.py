@@ -157,6 +157,20 @@ def engine_of(options: dict[str, Any], *, slots_per_shard: int = 1) -> Any:
     )
 
 
+def fail_with(llm: Any, prompt: tuple[int, ...]) -> None:
+    """Lets every launch of this process fail while the prompt is in one of its slots."""
+    launcher = llm.engine.launcher
+    launch = launcher.launch
+
+    def failing(decision: Any, inputs: Any) -> Any:
+        seated = [slot.state.request.prompt for shard in llm.engine.group.shards for slot in shard.slots]
+        if prompt in seated:
+            raise jax.errors.JaxRuntimeError("INTERNAL: poisoned")
+        return launch(decision, inputs)
+
+    launcher.launch = failing
+
+
 def run_a_batch(options: dict[str, Any]) -> None:
     """One engine over all processes answers a file whose lines belong to one data shard, then a whole one."""
     from mtp_jax.batch import run_batch
@@ -176,7 +190,7 @@ def run_a_batch(options: dict[str, Any]) -> None:
     weights = placement.put(family.init_weights(jax.random.key(0), None), weight_specs(family, placement.rules))
 
     def make_llm() -> LLM:
-        return without_optimizations(
+        llm = without_optimizations(
             lambda: LLM.from_weights(
                 family,
                 weights,
@@ -188,6 +202,9 @@ def run_a_batch(options: dict[str, Any]) -> None:
                 speculative_config={"num_speculative_tokens": 1},
             )
         )
+        if "poison" in options:
+            fail_with(llm, tuple(options["poison"]))
+        return llm
 
     output = options["folder"] + "/out.jsonl"
     summary = run_batch(

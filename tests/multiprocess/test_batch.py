@@ -58,3 +58,27 @@ def test_killed_in_the_middle_one_engine_goes_on_at_the_next_start(tmp_path: Pat
         assert process.status == 0, process.errors[-3000:]
     results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [answer(one) for one in results] == [expected(raw.rstrip(b"\n"), ToyFamily(vocab_size=30)) for raw in lines]
+
+
+@pytest.mark.long
+def test_a_request_that_breaks_a_device_is_found_by_starting_again(tmp_path: Path) -> None:
+    """It is in the second process's share; the first one learns of it by a collective that fails."""
+    poison, prompt = 11, [28] * 11
+    lines = [good_line(number) for number in range(24)]
+    lines[poison] = good_line(poison, prompt=prompt, max_tokens=19)
+    (tmp_path / "in.jsonl").write_bytes(b"".join(lines))
+    num_starts = 0
+    while not (tmp_path / "out.jsonl").exists():
+        num_starts += 1
+        assert num_starts <= 5
+        ended = run_processes(
+            2, local_devices=1, mesh=(2, 1), case="batch", folder=str(tmp_path), poison=prompt, limit_s=240
+        )
+    assert num_starts == 5
+    assert [process.status for process in ended] == [0, 0]
+    for number, line in enumerate((tmp_path / "out.jsonl").read_text().splitlines()):
+        result = json.loads(line)
+        if number == poison:
+            assert result["response"]["status_code"] == 500
+        else:
+            assert answer(result) == expected(lines[number].rstrip(b"\n"), ToyFamily(vocab_size=30))
