@@ -13,7 +13,7 @@ from mtp_jax.acceptance.registry import rule_of
 from mtp_jax.core.config import CacheConfig, EngineConfig, MeshConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
-from mtp_jax.models.moe_backend import with_moe_backend
+from mtp_jax.models.moe_backend import with_linear_backend, with_moe_backend
 from mtp_jax.policies.registry import POLICIES
 from mtp_jax.proposers.registry import check_method
 
@@ -28,9 +28,10 @@ def engine_config(
     num_kv_blocks: int | None = None,
     attention_backend: str = "auto",
     moe_backend: str = "reference",
+    linear_backend: str = "xla",
     mesh: Mapping[str, int] | None = None,
     async_scheduling: bool = True,
-    readback_depth: int = 1,
+    readback_depth: int | None = None,
     prefill_chunk: int = 256,
     enable_prefix_caching: bool = True,
     numerics: str = "fast",
@@ -40,11 +41,12 @@ def engine_config(
 
     `max_model_len`: tokens of a prompt and its answer together (None: the model's own limit). `max_num_seqs`: slots,
     so requests decoded at once. `block_size`: positions of a page; `num_kv_blocks`: pages (None: every slot can be
-    full). Slots and pages are those of the whole mesh. `attention_backend`, `moe_backend`: names in the tables of
-    `kernels_pallas`, for attention also "auto". `mesh`: devices by axis, such as `{"data": 2, "model": 4}`.
-    `readback_depth`: launches that may be under way when the next one is made, 0 to 2; `async_scheduling=False` means
-    0. `prefill_chunk`: most prompt tokens of a launch. `enable_prefix_caching`: prompts that begin alike share pages.
-    `numerics`: "fast", the only one so far. `seed`: of requests that bring none.
+    full). Slots and pages are those of the whole mesh. `attention_backend`, `moe_backend`, `linear_backend`: names in
+    the tables of `kernels_pallas`, for attention also "auto". `mesh`: devices by axis, such as
+    `{"data": 2, "model": 4}`. `readback_depth`: launches that may be under way when the next one is made, 0 to 2
+    (None: 2 on a GPU, whose steps are about as short as the host's work on them, else 1); `async_scheduling=False`
+    means 0. `prefill_chunk`: most prompt tokens of a launch. `enable_prefix_caching`: prompts that begin alike share
+    pages. `numerics`: "fast", the only one so far. `seed`: of requests that bring none.
     Raises `ConfigError` for a value that cannot be honoured, with what would be allowed.
 
     >>> from mtp_jax.testing.toy_family import ToyFamily
@@ -60,6 +62,10 @@ def engine_config(
     if numerics != "fast":
         raise ConfigError(f"numerics={numerics!r} is not available in this version; leave it at 'fast'.")
     with_moe_backend(family, moe_backend, jnp.dtype("bfloat16"))  # the engine knows the dtype, and asks again
+    with_linear_backend(family, linear_backend, jnp.dtype("bfloat16"))
+    is_gpu = jax.default_backend() == "gpu"
+    if readback_depth is None:
+        readback_depth = (2 if is_gpu else 1) if async_scheduling else 0
     if isinstance(speculative_config, Mapping):
         speculative_config = speculative_from(speculative_config)
     if not isinstance(speculative_config, SpeculativeConfig | None):
@@ -79,10 +85,11 @@ def engine_config(
         speculative=speculative_config or SpeculativeConfig(method=None),
         attention_backend=resolve_backend(attention_backend),
         moe_backend=moe_backend,
+        linear_backend=linear_backend,
         prefill_chunk=prefill_chunk,
         readback_depth=readback_depth,
         seed=seed,
-        greedy_programs=jax.default_backend() == "gpu",
+        greedy_programs=is_gpu,
     )
     if not async_scheduling:
         if readback_depth > 1:

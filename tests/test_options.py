@@ -27,6 +27,8 @@ def test_an_unknown_option_is_named_before_the_model_is_looked_for() -> None:
         ("numerics", "invariant"),
         ("attention_backend", "fastest"),
         ("moe_backend", "fastest"),
+        ("linear_backend", "fastest"),
+        ("linear_backend", "mosaic_gpu"),  # a toy has no products of its own
         ("moe_backend", "mosaic_gpu"),  # a model without experts
         ("max_model_len", 10**6),
     ],

@@ -66,6 +66,7 @@ def run(options: Namespace) -> None:
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
         "moe_backend": options.moe_backend,
+        "linear_backend": options.linear_backend,
         "enable_prefix_caching": False,
         "prefill_chunk": 64,
     }

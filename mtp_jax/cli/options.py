@@ -47,6 +47,7 @@ def add_model(parser: Parser) -> None:
     add("--dtype", default="auto", help="auto (float32 on CPU, else the checkpoint's own), float32, bfloat16, float16")
     add("--attention-backend", default="auto", metavar="NAME", help="auto, or one that runs here: see mtp-jax doctor")
     add("--moe-backend", default="reference", metavar="NAME", help="of the experts' products: reference, or mosaic_gpu")
+    add("--linear-backend", default="xla", metavar="NAME", help="of products with weights: xla, or mosaic_gpu (bf16)")
     add("--mesh", type=mesh_sizes, metavar="AXIS=N,...", help="devices by axis, such as data=2,model=4")
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and output (default: as many as are needed)")
     add("--block-size", type=int, default=16, metavar="N", help="KV positions of a page (default: %(default)s)")

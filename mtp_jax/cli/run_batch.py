@@ -73,6 +73,7 @@ def run(options: Namespace) -> None:
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
         "moe_backend": options.moe_backend,
+        "linear_backend": options.linear_backend,
         "mesh": mesh,
     }
 

@@ -106,6 +106,7 @@ def engine_options(
         "num_kv_blocks": options.num_kv_blocks,
         "attention_backend": options.attention_backend,
         "moe_backend": options.moe_backend,
+        "linear_backend": options.linear_backend,
         "mesh": options.mesh,
         # Rounds that are timed repeat their prompts: each computes them anew.
         "enable_prefix_caching": False,

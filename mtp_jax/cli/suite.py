@@ -21,9 +21,6 @@ def add_options(parser: Parser) -> None:
         help="instead of a model of yours: models of fixed sizes with random weights, against what the chip allows",
     )
     group.add_argument("--parts", metavar="PART,...", help="of the suite, those to run (default: all)")
-    group.add_argument(
-        "--linear-backend", default="xla", metavar="NAME", help="of the suite's products with weights: xla, mosaic_gpu"
-    )
     group.add_argument("--tiny", action="store_true", help="the suite on toy sizes, to see that it runs")
     group.add_argument("--save", metavar="FILE", help="write the suite's JSON there too, after each part")
 
@@ -62,6 +59,7 @@ def run(options: Namespace, defaults: Namespace) -> None:
         "linear_backend": setting.backends.linear,
         "moe_backend": setting.backends.moe,
         "dtype": setting.backends.dtype,
+        "readback_depth": setting.backends.readback_depth,
         "batch_sizes": list(batch_sizes),
     }
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")

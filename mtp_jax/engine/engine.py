@@ -51,7 +51,8 @@ class Engine:
         on_shape: OnShape | None = None,
         grid: ShapeGrid | None = None,
     ) -> None:
-        family = with_linear_backend(with_moe_backend(family, config.moe_backend, dtype), config.linear_backend)
+        family = with_moe_backend(family, config.moe_backend, dtype)
+        family = with_linear_backend(family, config.linear_backend, dtype)
         num_eos, room = len(family.eos_token_ids), config.max_stop_token_ids
         if num_eos > room:
             raise ConfigError(f"the model has {num_eos} end-of-text ids; at most {room} are allowed.")

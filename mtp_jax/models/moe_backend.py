@@ -1,4 +1,4 @@
-"""A family whose experts' products are a named backend's."""
+"""A family whose products, or those of its experts, are a named backend's."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from kernels_pallas.grouped_matmul.contract import Problem
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.decoder import MtpDecoder
-from mtp_jax.models.linear import XLA, check_linear_backend
+from mtp_jax.models.linear import XLA, check_linear_backend, problem_with
 from mtp_jax.models.moe import MoeConfig
 from mtp_jax.models.with_drafter import WithDrafter
 
@@ -28,15 +28,19 @@ def with_moe_backend(family: ModelFamily, backend: str, dtype: jnp.dtype) -> Mod
     return replace(family, moe=replace(family.moe, backend=backend))
 
 
-def with_linear_backend(family: ModelFamily, backend: str) -> ModelFamily:
-    """The family with the backend in its products. `ConfigError`: no such backend, or none of the family's own."""
+def with_linear_backend(family: ModelFamily, backend: str, dtype: jnp.dtype) -> ModelFamily:
+    """The family with the backend in its products. `ConfigError`: no such backend, or it cannot do these weights."""
     check_linear_backend(backend)
     if backend == XLA:
         return family
     if isinstance(family, WithDrafter):
-        return replace(family, target=with_linear_backend(family.target, backend))
+        return replace(family, target=with_linear_backend(family.target, backend, dtype))
     if not isinstance(family, MtpDecoder):
         raise ConfigError(f"linear_backend is {backend!r}, which this model has not; leave it at {XLA!r}.")
+    for in_channels, out_channels in ((family.hidden_size, family.ffn_size), (family.ffn_size, family.vocab_size)):
+        reason = problem_with(backend, in_channels, out_channels, dtype.name)
+        if reason is not None:
+            raise ConfigError(f"linear_backend {backend!r} cannot do this model's products: {reason}")
     return replace(family, linear_backend=backend)
 
 

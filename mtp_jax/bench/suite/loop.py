@@ -45,12 +45,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Backends:
-    """Names of the kernels, and the numbers' type."""
+    """How an engine runs: names of its kernels, the numbers' type, and what the host does ahead."""
 
     attention: str
     moe: str = "reference"
     linear: str = "xla"
     greedy_programs: bool = True
+    readback_depth: int = 2
     dtype: str = "bfloat16"
 
 
@@ -118,6 +119,7 @@ def suite_engine(
         moe_backend=backends.moe,
         linear_backend=backends.linear,
         greedy_programs=backends.greedy_programs,
+        readback_depth=backends.readback_depth,
         prefill_chunk=model.prefill_chunk,
     )
     if config.max_model_len > family.max_position_embeddings:
