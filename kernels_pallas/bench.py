@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from kernels_pallas import bench_linear
@@ -71,7 +72,7 @@ def run_beside_ceilings(cases: list[Case | LinearCase], num_jobs: int, budget_s:
     return ceilings + run_all(cases, num_jobs, budget_s - (time.monotonic() - started))
 
 
-def run_all(cases: list[Case | LinearCase], num_jobs: int, budget_s: float) -> list[dict]:
+def run_all(cases: Sequence[Case | LinearCase], num_jobs: int, budget_s: float) -> list[dict]:
     """One process a case, `num_jobs` at a time; each result, or why there is none, in the order of the cases."""
     deadline = time.monotonic() + budget_s
     results: dict[str, dict] = {}

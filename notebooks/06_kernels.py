@@ -173,8 +173,8 @@ claim(
     "GQA reads at nine tenths of the copy or near it", min(ours[n]["TBps"] for n in ("gqa W1", "gqa W4")) > 0.85 * copy
 )
 claim(
-    "four rows take at most a tenth longer than one where products are far from their limit",
-    max(ratios["gqa"], ratios["mla16"]) < 1.1,
+    "four rows take little longer than one where products are far from their limit",
+    max(ratios["gqa"], ratios["mla16"]) < 1.2,
 )
 claim("and much longer where they are not", ratios["mla128"] > 2)
 claim(

@@ -13,6 +13,7 @@ from kernels_pallas.paged_attention.mosaic_gpu_tile import (
     SMEM_BYTES,
     TileConfig,
     default_tile,
+    is_turned,
     is_wide,
     smem_bytes,
     tuned_tile,
@@ -69,7 +70,7 @@ def make_layout(problem: Problem, num_pages: int, tile: TileConfig) -> Layout:
         pages_per_slot=problem.pages_per_slot,
         num_pages=num_pages,
         tile_rows=tile_rows,
-        out_rows=TILE if is_wide(problem) else tile_rows,
+        out_rows=TILE if is_wide(problem) and not is_turned(problem) else tile_rows,
         num_row_tiles=num_row_tiles,
         is_latent=problem.is_latent,
         is_tree=problem.has_ancestor_bits,
@@ -79,6 +80,7 @@ def make_layout(problem: Problem, num_pages: int, tile: TileConfig) -> Layout:
         min_share=tile.min_share,
         slack=tile.slack,
         num_ctas=tile.num_ctas,
+        is_turned=is_turned(problem),
     )
 
 
@@ -143,10 +145,16 @@ def _attend_bfloat16(layout: Layout, scale: float, interpret: object, q_BWHC, le
     from kernels_pallas.paged_attention.mosaic_gpu_attend import attend
     from kernels_pallas.paged_attention.mosaic_gpu_combine import combine
     from kernels_pallas.paged_attention.mosaic_gpu_latent import attend_latent
+    from kernels_pallas.paged_attention.mosaic_gpu_turned import attend_turned
+    from kernels_pallas.paged_attention.mosaic_gpu_turned_combine import combine_turned
 
     q = _pack(layout, q_BWHC.astype(k.dtype))
     out_ref = jax.new_ref(jnp.empty((layout.num_items * layout.out_rows, layout.v_channels), q.dtype))
     operands = (lens_B, table, bits, q, k)
+    if layout.is_turned:
+        parts = attend_turned(layout, scale, *operands, out_ref, interpret=interpret)
+        combine_turned(layout, lens_B, *parts, out_ref, interpret=interpret)
+        return _unpack(layout, jax.freeze(out_ref)).astype(q_BWHC.dtype)
     if layout.v_channels > MAX_NARROW:
         parts = attend_latent(layout, scale, *operands, out_ref, interpret=interpret)
     else:

@@ -91,11 +91,23 @@ def visible(layout: Layout, bits_ref, part: Part, first: jax.Array, num_position
     shape = (TILE, num_positions)
     row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA) + part.row_tile * layout.tile_rows
     position = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + first
+    return _is_visible(layout, bits_ref, part, row, position)
+
+
+def visible_columns(layout: Layout, bits_ref, part: Part, first: jax.Array, num_positions: int, num_rows: int):
+    """[positions, rows]: the same, turned round; for an item that is one row tile."""
+    shape = (num_positions, num_rows)
+    row = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+    position = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA) + first
+    return _is_visible(layout, bits_ref, part, row, position)
+
+
+def _is_visible(layout: Layout, bits_ref, part: Part, row, position):
     ahead = position - part.committed_len  # 0 for the first row's own position
     if bits_ref is None:
         is_visible = ahead * layout.group <= row  # ahead <= row // group, without the division
     else:
-        bits = jnp.zeros(shape, jnp.int32)
+        bits = jnp.zeros(row.shape, jnp.int32)
         for w in range(layout.num_rows):
             is_row = (row >= w * layout.group) & (row < (w + 1) * layout.group)
             bits = jnp.where(is_row, bits_ref[part.slot * layout.num_rows + w], bits)

@@ -41,8 +41,11 @@ class Layout:
     num_stages: int  # blocks in flight
     overhead: int  # blocks that starting an item costs
     min_share: int  # fewest blocks worth a CTA
-    slack: int  # percent that a share may grow if the longest item is then cut into equal parts, or not at all
+    slack: (
+        int  # percent that a share may grow if items of about one length are then cut into equal parts, or not at all
+    )
     num_ctas: int
+    is_turned: bool  # packed rows lie along the short side of the matrix units' tiles
 
     @property
     def items_per_slot(self) -> int:
@@ -72,59 +75,78 @@ def tile_blocks(layout: Layout, committed_len: jax.Array, row_tile: jax.Array) -
     return jnp.where(committed_len >= 0, lax.div(end + (layout.block - 1), layout.block), 0)
 
 
-def item_len(layout: Layout, committed_len: jax.Array) -> jax.Array:
+def item_len(layout: Layout, committed_len: jax.Array, overhead: jax.Array) -> jax.Array:
     """An item's length on the line: its blocks and the overhead; 0 for a dead slot."""
     blocks = num_blocks(layout, committed_len)
-    return jnp.where(blocks > 0, blocks + layout.overhead, 0)
+    return jnp.where(blocks > 0, blocks + overhead, 0)
 
 
 def _fold_slots(layout: Layout, lens_ref, step, init):
-    """Folds `step(slot, line length of the slot's items, carry)` over the slots."""
+    """Folds `step(slot, committed length of the slot, carry)` over the slots."""
     full = layout.num_slots // _UNROLL * _UNROLL
 
     def group(index, carry):
         first = index * _UNROLL
         lens = [lens_ref[first + i] for i in range(_UNROLL)]
         for i in range(_UNROLL):
-            carry = step(first + i, item_len(layout, lens[i]) * layout.items_per_slot, carry)
+            carry = step(first + i, lens[i], carry)
         return carry
 
     carry = lax.fori_loop(0, full // _UNROLL, group, init) if full else init
     for slot in range(full, layout.num_slots):
-        carry = step(jnp.int32(slot), item_len(layout, lens_ref[slot]) * layout.items_per_slot, carry)
+        carry = step(jnp.int32(slot), lens_ref[slot], carry)
     return carry
 
 
 _MOST_CUTS = 4
 
 
-def share_of(layout: Layout, lens_ref) -> jax.Array:
-    """Blocks of the line that each CTA owns.
+_LONGEST = 2**30
 
-    Equal contexts are then cut at the same places, into as few parts as `slack` allows: fewer parts are merged.
+
+def share_of(layout: Layout, lens_ref) -> tuple[jax.Array, jax.Array]:
+    """(blocks of the line that each CTA owns, overhead of an item on it).
+
+    Contexts of about one length are cut at the same places, into as few parts as `slack` allows: fewer parts are
+    merged. Each CTA then starts as many items as any other, so that what a start costs needs no room on the line.
     """
 
-    def step(_, length, carry):
-        total, longest = carry
-        return total + length, jnp.maximum(longest, length)
+    def step(_, committed_len, carry):
+        total, num_live, longest, shortest = carry
+        blocks = num_blocks(layout, committed_len)
+        is_live = blocks > 0
+        return (
+            total + blocks,
+            num_live + is_live.astype(jnp.int32),
+            jnp.maximum(longest, blocks),
+            jnp.where(is_live, jnp.minimum(shortest, blocks), shortest),
+        )
 
     zero = jnp.int32(0)
-    total, longest = _fold_slots(layout, lens_ref, step, (zero, zero))
-    equal = jnp.maximum(lax.div(total + (layout.num_ctas - 1), layout.num_ctas), layout.min_share)
-    share = equal
-    item = lax.div(longest, layout.items_per_slot)
-    for parts in range(_MOST_CUTS, 0, -1) if layout.slack else ():
-        candidate = lax.div(item + (parts - 1), parts)
-        is_near = (candidate >= equal) & (candidate * 100 <= equal * (100 + layout.slack))
-        share = jnp.where(is_near, candidate, share)
-    return share
+    total, num_live, longest, shortest = _fold_slots(layout, lens_ref, step, (zero, zero, zero, jnp.int32(_LONGEST)))
+    share = _per_cta(layout, (total + num_live * layout.overhead) * layout.items_per_slot)
+    overhead = jnp.int32(layout.overhead)
+    if layout.slack:
+        equal = _per_cta(layout, total * layout.items_per_slot)
+        is_even = longest * 100 <= shortest * (100 + layout.slack)
+        for parts in range(_MOST_CUTS, 0, -1):
+            candidate = lax.div(longest + (parts - 1), parts)
+            is_near = is_even & (candidate >= equal) & (candidate * 100 <= equal * (100 + layout.slack))
+            share = jnp.where(is_near, candidate, share)
+            overhead = jnp.where(is_near, 0, overhead)
+    return share, overhead
 
 
-def locate(layout: Layout, lens_ref, place: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _per_cta(layout: Layout, total: jax.Array) -> jax.Array:
+    return jnp.maximum(lax.div(total + (layout.num_ctas - 1), layout.num_ctas), layout.min_share)
+
+
+def locate(layout: Layout, lens_ref, place: jax.Array, overhead: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The item that covers a place on the line: (item, where the item starts, length of the line)."""
 
-    def step(slot, length, carry):
+    def step(slot, committed_len, carry):
         end, found_slot, found_start = carry
+        length = item_len(layout, committed_len, overhead) * layout.items_per_slot
         is_here = (place >= end) & (place < end + length)
         return (
             end + length,
@@ -134,7 +156,7 @@ def locate(layout: Layout, lens_ref, place: jax.Array) -> tuple[jax.Array, jax.A
 
     zero = jnp.int32(0)
     total, slot, start = _fold_slots(layout, lens_ref, step, (zero, zero, zero))
-    length = jnp.maximum(item_len(layout, lens_ref[slot]), 1)
+    length = jnp.maximum(item_len(layout, lens_ref[slot], overhead), 1)
     sub = jnp.minimum(lax.div(place - start, length), layout.items_per_slot - 1)
     return slot * layout.items_per_slot + sub, start + sub * length, total
 
@@ -159,6 +181,7 @@ class Share:
     """A CTA's stretch of the line, and the item at its start."""
 
     blocks: jax.Array  # of every CTA's share
+    overhead: jax.Array  # before each item on the line
     begin: jax.Array
     end: jax.Array
     item: jax.Array
@@ -167,11 +190,12 @@ class Share:
 
 def own_share(layout: Layout, lens_ref, cta: jax.Array) -> Share:
     """Walks the lengths; a CTA's warpgroups do it together, before their ways part, so that its code exists once."""
-    share = share_of(layout, lens_ref)
+    share, overhead = share_of(layout, lens_ref)
     begin = cta * share
-    item, start, total = locate(layout, lens_ref, begin)
+    item, start, total = locate(layout, lens_ref, begin, overhead)
     start = jnp.where(begin < total, start, total)  # a CTA past the end of the line owns nothing
-    return Share(blocks=share, begin=begin, end=jnp.minimum(begin + share, total), item=item, item_start=start)
+    end = jnp.minimum(begin + share, total)
+    return Share(blocks=share, overhead=overhead, begin=begin, end=end, item=item, item_start=start)
 
 
 def for_each_part(layout: Layout, lens_ref, share: Share, body, init):
@@ -188,7 +212,7 @@ def for_each_part(layout: Layout, lens_ref, share: Share, body, init):
         committed_len = lens_ref[slot]
         row_tile = lax.rem(sub, layout.num_row_tiles)
         blocks = tile_blocks(layout, committed_len, row_tile)  # the line is as long as the last tile's
-        context = start + layout.overhead  # where the item's context starts on the line
+        context = start + share.overhead  # where the item's context starts on the line
         part = Part(
             item=item,
             slot=slot,
@@ -202,6 +226,6 @@ def for_each_part(layout: Layout, lens_ref, share: Share, body, init):
         )
         carry = lax.cond(part.first < part.last, lambda c: body(part, c), lambda c: c, carry)
         next_item = jnp.where(blocks > 0, item + 1, (slot + 1) * layout.items_per_slot)
-        return next_item, start + item_len(layout, committed_len), carry
+        return next_item, start + item_len(layout, committed_len, share.overhead), carry
 
     return lax.while_loop(is_mine, step, (share.item, share.item_start, init))[2]

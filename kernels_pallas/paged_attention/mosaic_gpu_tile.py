@@ -16,6 +16,7 @@ from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE
 
 SMEM_BYTES = 232_448  # shared memory that one CTA can have on Hopper
 MAX_NARROW = 256  # value channels whose sums one warpgroup's registers hold
+MOST_TURNED = 32  # packed rows whose sums one warpgroup's registers hold, whatever the value channels
 _RING_BYTES = 128 * 1024  # blocks in flight: more did not help
 _TABLES = Path(__file__).parent / "tuning"
 
@@ -33,12 +34,20 @@ class TileConfig:
 
 
 def is_wide(problem: Problem) -> bool:
-    """Whether the values need two warpgroups' registers, and so the kernel of `mosaic_gpu_latent`."""
+    """Whether the values of 64 rows need two warpgroups' registers."""
     return problem.v_channels > MAX_NARROW
+
+
+def is_turned(problem: Problem) -> bool:
+    """Whether the kernel of `mosaic_gpu_turned` does it: wide latent values, and few packed rows."""
+    return is_wide(problem) and problem.num_rows * problem.num_q_heads // problem.num_kv_heads <= MOST_TURNED
 
 
 def smem_bytes(problem: Problem, tile: TileConfig) -> int:
     """Shared memory that the kernel takes, each buffer rounded up to the alignment that TMA wants."""
+    if is_turned(problem):
+        queries_and_weights = MOST_TURNED * (problem.k_channels + 64) * 2
+        return queries_and_weights + tile.num_stages * tile.block * problem.k_channels * 2 + 6 * 1024
     per_stage = tile.block * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) * 2
     query = TILE * max(problem.k_channels, 0 if is_wide(problem) else problem.v_channels) * 2
     return query + tile.num_stages * per_stage + 3 * 1024
@@ -46,6 +55,8 @@ def smem_bytes(problem: Problem, tile: TileConfig) -> int:
 
 def default_tile(problem: Problem) -> TileConfig:
     """Blocks of 128 positions in a ring of 128 KB (one for wide latent values), or what else fits."""
+    if is_turned(problem):
+        return TileConfig(block=64, num_stages=2, overhead=4, slack=6)
     if is_wide(problem):
         return TileConfig(block=128, num_stages=1, overhead=3, slack=6)
     stage_bytes = 128 * (problem.k_channels + (0 if problem.is_latent else problem.v_channels)) * 2

@@ -33,13 +33,16 @@ from kernels_pallas.paged_attention import (  # noqa: E402 - needs the module th
     mosaic_gpu_pieces,
     mosaic_gpu_schedule,
     mosaic_gpu_tile,
+    mosaic_gpu_turned,
+    mosaic_gpu_turned_combine,
 )
 
 KEY = jax.random.key(3)
 GQA = ArgSpec(8, 2, 64, 64, False, 16, 2, (70, -1, 5, 126), scale=0.3)
 TREE = replace(GQA, page_size=32, num_rows=3, committed_len=(62, 0), tree_parents=(-1, 0, 0))
 LATENT = ArgSpec(16, 1, 128, 64, True, 64, 1, (130, 61), scale=0.3)
-WIDE = ArgSpec(8, 1, 576, 512, True, 128, 1, (66,), scale=0.1)
+WIDE = ArgSpec(8, 1, 576, 512, True, 128, 5, (66,), scale=0.1)  # 40 packed rows: two warpgroups attend
+TURNED = replace(WIDE, num_rows=1)  # 8
 CHUNK = replace(GQA, num_rows=40, committed_len=(70, 0, -1), page_size=32)  # of a prompt: three row tiles
 SPECS = {"gqa": GQA, "tree": TREE, "latent": LATENT, "wide": WIDE, "chunk": CHUNK}
 
@@ -68,10 +71,12 @@ def test_float32(spec: ArgSpec) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        replace(WIDE, committed_len=(260, 5, -1, 130), page_size=16, num_rows=4),
+        replace(WIDE, committed_len=(260, 5, -1, 130), page_size=16),
         replace(WIDE, k_channels=512),  # no channels behind the values
+        replace(TURNED, committed_len=(260, 5, -1, 60), page_size=16, num_rows=3, tree_parents=(-1, 0, 0)),
+        replace(TURNED, k_channels=512),
     ],
-    ids=["cut", "no tail"],
+    ids=["cut", "no tail", "turned, cut", "turned, no tail"],
 )
 def test_wide_latent_values(spec: ArgSpec) -> None:
     check(run, spec, make_inputs(spec, KEY))
@@ -127,6 +132,18 @@ def test_the_work_list_covers_every_block_once(lens: tuple[int, ...], num_ctas: 
     assert max(shares) <= max(2, -(-(sum(shares) + tile.overhead * layout.num_items) // num_ctas))
 
 
+def test_contexts_of_one_length_are_cut_into_equal_parts_and_room_for_starts_is_none() -> None:
+    lens_B = jnp.full((4,), 1022, jnp.int32)
+    spec = replace(GQA, committed_len=(1022,) * 4)  # eight items of 16 blocks
+    tile = mosaic_gpu.TileConfig(block=64, num_stages=2, overhead=3, num_ctas=17, slack=6)
+    layout = mosaic_gpu.make_layout(spec.problem(), spec.num_pages, tile)
+    assert [int(x) for x in mosaic_gpu_schedule.share_of(layout, lens_B)] == [8, 0]
+    uneven = lens_B.at[0].set(700)
+    share, overhead = (int(x) for x in mosaic_gpu_schedule.share_of(layout, uneven))
+    assert overhead == 3
+    assert share == -(-(2 * (11 + 3 * 16) + 8 * 3) // 17)
+
+
 # --- what the hardware's compiler is given
 
 
@@ -140,6 +157,7 @@ KERNELS = {
     "gqa": (GQA, ["paged_attention_mosaic_gpu", "paged_attention_mosaic_gpu_combine"]),
     "tree": (TREE, ["paged_attention_mosaic_gpu", "paged_attention_mosaic_gpu_combine"]),
     "wide": (WIDE, ["paged_attention_mosaic_gpu_latent", "paged_attention_mosaic_gpu_combine"]),
+    "turned": (TURNED, ["paged_attention_mosaic_gpu_turned", "paged_attention_mosaic_gpu_turned_combine"]),
     "exact": (replace(TREE, dtype="float32"), ["paged_attention_mosaic_gpu_exact"]),
 }
 
@@ -174,7 +192,9 @@ def test_says_what_it_cannot_do(change: dict[str, object], reason: str) -> None:
     assert reason in (mosaic_gpu.supports(replace(GQA, **change).problem()) or "")
 
 
-@pytest.mark.parametrize("spec", [*SPECS.values(), replace(LATENT, dtype="float32", k_channels=192, v_channels=128)])
+@pytest.mark.parametrize(
+    "spec", [*SPECS.values(), TURNED, replace(LATENT, dtype="float32", k_channels=192, v_channels=128)]
+)
 def test_says_what_it_can_do(spec: ArgSpec) -> None:
     assert mosaic_gpu.supports(spec.problem()) is None
 
@@ -205,6 +225,10 @@ def _without_last_part(original):
 
 def _one_less(layout, bits, part, *where, original=mosaic_gpu_common.visible):
     return original(layout, bits, replace(part, committed_len=part.committed_len - 1), *where)
+
+
+def _without_last_part_turned(layout, parts, lse, first, last, piece, original=mosaic_gpu_turned_combine._merge):
+    return original(layout, parts, lse, first, last - 1, piece)
 
 
 MUTANTS = {
@@ -251,6 +275,28 @@ LATENT_MUTANTS = {
 }
 
 
+TURNED_MUTANTS = {
+    "pages swapped in pairs": MUTANTS["pages swapped in pairs"],
+    "last part not merged": (mosaic_gpu_turned_combine, "_merge", _without_last_part_turned),
+    "nobody waits for keys": (mosaic_gpu_turned, "plgpu", _NoWait(4)),  # pages of a block
+    "rows attend one position less": (
+        mosaic_gpu_turned,
+        "visible_columns",
+        functools.partial(_one_less, original=mosaic_gpu_common.visible_columns),
+    ),
+    "values behind the last row are not zeroed": (
+        mosaic_gpu_turned._Consumer,
+        "clean",
+        lambda self, part, first, stage, carry: carry,
+    ),
+    "the last channels are left out of the scores": (
+        mosaic_gpu_turned._Consumer,
+        "queries",
+        lambda self, piece, original=mosaic_gpu_turned._Consumer.queries: original(self, jnp.minimum(piece, 7)),
+    ),
+}
+
+
 @pytest.fixture
 def interpreter_reset() -> Iterator[None]:
     """A fault may leave the interpreter in the middle of a kernel."""
@@ -275,3 +321,13 @@ def test_a_fault_of_the_latent_kernel_is_found(
     spec = replace(WIDE, committed_len=(150,))  # two blocks
     with pytest.raises((AssertionError, RuntimeError)):
         check(functools.partial(run, num_ctas=1), spec, make_inputs(spec, KEY))
+
+
+@pytest.mark.parametrize("name", TURNED_MUTANTS)
+def test_a_fault_of_the_turned_kernel_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch, interpreter_reset: None
+) -> None:
+    monkeypatch.setattr(*TURNED_MUTANTS[name])
+    spec = replace(TURNED, committed_len=(150,), page_size=16)  # three blocks, cut in two
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(functools.partial(run, num_ctas=2), spec, make_inputs(spec, KEY))

@@ -30,7 +30,7 @@ def random_spec(seed: int) -> ArgSpec:
     lengths = [int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(0, 200)) for _ in range(3)]
     parents = (-1, *(int(rng.integers(0, row)) for row in range(1, num_rows)))
     return ArgSpec(
-        num_q_heads=num_kv_heads * int(rng.choice([1, 2, 4, 5])),
+        num_q_heads=num_kv_heads * int(rng.choice([1, 4, 16, 16] if is_wide else [1, 2, 4, 5])),
         num_kv_heads=num_kv_heads,
         k_channels=v_channels + rotary,
         v_channels=v_channels,
