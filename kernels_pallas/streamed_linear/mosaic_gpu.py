@@ -18,9 +18,10 @@ UNIT = 64  # outputs that a product holds at least, and bf16 channels in one swi
 _OLDEST_JAX = (0, 11)
 _CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs each, that surely fit the card at once
 _ENOUGH_CTAS = 64
-_STAGES = 8  # blocks in flight: 128 KiB of weights
-_SHARED_BYTES = 227 * 1024
-_OTHER_BYTES = 56 * 1024  # results and residuals of 64 rows
+_STAGES = {1: 10, 2: 5, 4: 6}  # blocks in flight a CTA, by the squares of 64 x 64 in a block: more were slower
+_MOST_STAGES = 10
+_IN_FLIGHT_BYTES = 8 << 20  # of all CTAs together, where there are few
+_SHARED_BYTES = 219 * 1024  # without what the compiler takes
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,17 @@ def default_tile(problem: Problem) -> TileConfig:
     outputs = problem.out_channels * (2 if is_gated else 1)
     is_wide = outputs // (2 * UNIT) >= _ENOUGH_CTAS and outputs % (2 * UNIT) == 0
     out_block = 2 * UNIT if is_gated or is_wide else UNIT
-    in_block = 2 * UNIT if problem.in_channels % (2 * UNIT) == 0 and out_block == UNIT else UNIT
+    in_block = 2 * UNIT if problem.in_channels % (2 * UNIT) == 0 and not is_gated else UNIT
     split = 1
     while outputs // out_block * split < _ENOUGH_CTAS and problem.in_channels % (2 * split * in_block) == 0:
         split *= 2
         if split == max(_CLUSTERS):
             break
-    stage_bytes = 2 * in_block * (out_block + padded_rows(problem.num_rows))
-    stages = min(_STAGES, (_SHARED_BYTES - _OTHER_BYTES) // stage_bytes)
+    block_bytes, rows = 2 * in_block * out_block, padded_rows(problem.num_rows)
+    num_ctas = min(outputs // out_block, _CLUSTERS[split]) * split
+    wanted = max(_STAGES[in_block * out_block // UNIT**2], -(-_IN_FLIGHT_BYTES // (num_ctas * block_bytes)))
+    fitting = (_SHARED_BYTES - 6 * rows * out_block) // (block_bytes + 2 * in_block * rows)
+    stages = min(wanted, fitting, _MOST_STAGES)
     return TileConfig(in_block, out_block, split, stages, _CLUSTERS[split])
 
 

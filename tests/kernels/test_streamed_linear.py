@@ -61,7 +61,7 @@ def expected(form: Form, x_RD: Any, w: Any, norm_weight_D: Any, residual_RN: Any
     out = x @ (w.T if form.is_out_major else w)
     if form.is_gated:
         gate, up = np.split(out, 2, axis=1)
-        out = gate / (1 + np.exp(-gate)) * up
+        out = gate * (1 + np.tanh(gate / 2)) / 2 * up  # the logistic function, which cannot overflow in this form
     return out if residual_RN is None else out + np.asarray(residual_RN, np.float64)
 
 
