@@ -25,11 +25,13 @@ def claim(sentence, holds):
 
 files = {path.name: json.loads(path.read_text()) for path in sorted(Path("../docs/measurements").glob("*.json"))}
 of_kernels = {name: file for name, file in files.items() if "kernels_pallas" in file["command"]}
-rows = [["file", "chip", "versions", "results", "command"]]
+rows = [["file", "chip", "versions", "results"]]
 for name, file in of_kernels.items():
     versions = ", ".join(f"{library} {version}" for library, version in file["versions"].items())
-    rows.append([name, file["chip"], versions, str(len(file["results"])), file["command"]])
-print(table(rows))
+    rows.append([name, file["chip"], versions, str(len(file["results"]))])
+print(table(rows), end="\n\n")
+for name, file in of_kernels.items():
+    print(f"{name}\n    {file['command']}")
 
 # %% [markdown]
 # ## Paged attention
@@ -47,8 +49,10 @@ for file in of_kernels.values():  # in the order of their dates
         elif "us" in result:
             newest[result["name"]] = result
 PEERS = (" flashinfer", " cudnn")
-ours = {
-    name: r for name, r in newest.items() if name.startswith(("gqa", "mla")) and not name.endswith((*PEERS, "write"))
+ours = {  # a name with a comma is a variant that was tried
+    name: result
+    for name, result in newest.items()
+    if name.startswith(("gqa", "mla")) and not name.endswith((*PEERS, "write")) and "," not in name
 }
 copy, product = ceilings["copy_TBps"], ceilings["matmul_TFLOPs"]
 print(f"the card, measured by itself: copies {copy} TB/s, bf16 products {product} TFLOP/s")
@@ -143,6 +147,27 @@ for index, (ending, label) in enumerate(ENDINGS.items()):
 ax.set(yticks=range(len(grouped)), yticklabels=grouped, xlabel="microseconds a call")
 ax.invert_yaxis()
 ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+plt.show()
+
+# %% [markdown]
+# ## Products of few rows
+#
+# A decode step multiplies a handful of rows with all of a model's weights: again bytes, and few operations. The
+# streamed products of a decoder of 1.24 billion weights, one by one; small matrices are over before the card's
+# memory is busy.
+
+# %%
+streamed = {name.removesuffix(" rows"): r for name, r in newest.items() if name.endswith(" rows") and "TBps" in r}
+products = list(dict.fromkeys(name.rpartition(", ")[0] for name in streamed))
+fig, ax = plt.subplots(figsize=(9, 3.2))
+x = np.arange(len(products))
+for index, count in enumerate((1, 8, 64)):
+    shares = [streamed.get(f"{name}, {count}", {}).get("TBps", np.nan) / copy for name in products]
+    ax.bar(x + 0.27 * (index - 1), shares, 0.25, label=f"{count} row{'s' * (count > 1)}")
+ax.axhline(1, color="black", linewidth=1)
+ax.set_xticks(x, products)
+ax.set(ylabel="share of the card's copy", ylim=(0, 1.25))
+ax.legend(ncols=3, loc="upper right")
 plt.show()
 
 # %% [markdown]
