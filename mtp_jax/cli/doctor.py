@@ -14,6 +14,9 @@ from kernels_pallas.grouped_matmul.api import BACKENDS as EXPERT_BACKENDS
 from kernels_pallas.grouped_matmul.contract import Problem as ExpertProblem
 from kernels_pallas.paged_attention import BACKENDS, select_backend
 from kernels_pallas.paged_attention.contract import Problem
+from kernels_pallas.streamed_linear.api import BACKENDS as LINEAR_BACKENDS
+from kernels_pallas.streamed_linear.contract import PLAIN
+from kernels_pallas.streamed_linear.contract import Problem as LinearProblem
 from mtp_jax.bench.environment import version_of, versions
 from mtp_jax.checkpoints import CheckpointError, bundled_names, bundled_path
 from mtp_jax.checkpoints.manifest import Manifest
@@ -31,6 +34,7 @@ _ATTENTION = {
     "MLA, bfloat16": Problem(64, 4, 16, 1, 576, 512, 64, 64, "bfloat16", is_latent=True, has_ancestor_bits=False),
 }
 """What backends are asked about: 64 requests, four rows each, pages of 64."""
+_LINEAR = LinearProblem(num_rows=8, in_channels=2048, out_channels=8192, dtype="bfloat16", form=PLAIN)
 _EXPERTS = ExpertProblem(num_rows=64, num_experts=32, in_channels=7168, out_channels=4096, dtype="bfloat16")
 
 
@@ -80,6 +84,9 @@ def examine() -> dict[str, Any]:
         "expert_backends": {
             name: _here(name, devices[0]) or backend.supports(_EXPERTS) for name, backend in EXPERT_BACKENDS.items()
         },
+        "linear_backends": {
+            name: _here(name, devices[0]) or backend.supports(_LINEAR) for name, backend in LINEAR_BACKENDS.items()
+        },
         "compiled_programs": {
             "folder": str(folder),
             "files": len(files),
@@ -104,6 +111,7 @@ def as_text(report: dict[str, Any]) -> str:
         *((f"attention backend {name}", _reasons(reasons)) for name, reasons in report["attention_backends"].items()),
         ("attention backend by default", report["attention_backend_auto"]),
         *((f"expert backend {name}", reason or "yes") for name, reason in report["expert_backends"].items()),
+        *((f"linear backend {name}", reason or "yes") for name, reason in report["linear_backends"].items()),
         ("compiled programs", f"{kept['files']} files, {kept['mib']} MiB in {kept['folder']}"),
         *((f"bundled model {name}", problem or "whole") for name, problem in report["bundled_models"].items()),
         *((f"${name}", value) for name, value in report["environment"].items()),

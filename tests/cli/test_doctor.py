@@ -73,6 +73,8 @@ def test_the_report_is_also_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [device["id"] for device in report["devices"]] == [device.id for device in jax.devices()]
     assert report["bundled_models"] == {"tiny-mtp": None}
     assert report["attention_backends"]["reference"] == {"GQA, bfloat16": None, "MLA, bfloat16": None}
+    assert report["linear_backends"]["xla"] is None
+    assert "needs a GPU" in report["linear_backends"]["mosaic_gpu"]
     assert "needs a TPU" in report["attention_backends"]["mosaic_tpu"]["GQA, bfloat16"]
     assert not any(found["is_error"] for found in report["advice"])
 
