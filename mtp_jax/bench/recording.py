@@ -23,6 +23,9 @@ class Recorded:
     def choose(self, view: PolicyView) -> int:
         return self.inner.choose(view)
 
+    def most(self, view: PolicyView) -> int:
+        return view.max_draft_len
+
     def update(self, stats: StepStats) -> "Recorded":
         self.steps.append(stats)
         return replace(self, inner=self.inner.update(stats))

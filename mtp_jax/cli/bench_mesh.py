@@ -127,8 +127,9 @@ def _check_usage(options: Namespace) -> None:
 
 
 def _model(options: Namespace) -> Model:
+    """Not loaded onto the mesh: one device is to run it too."""
     if options.random_weights is None:
-        return load(options)
+        return load(Namespace(**{**vars(options), "mesh": None}))
     file = Path(options.random_weights)
     dtype = resolve_dtype(options.dtype) or "bfloat16"
     family, weights = random_model(file, dtype)

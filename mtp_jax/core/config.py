@@ -108,6 +108,10 @@ class EngineConfig:
                     f"{name} is {total}; it must be a multiple of the mesh's {self.mesh.data} data shards."
                 )
 
+        for name in ("max_stop_token_ids", "max_logit_bias", "max_bad_words"):
+            if getattr(self, name) == 0 and self.mesh.num_devices > 1:
+                raise ConfigError(f"{name} is 0; on a mesh it must be at least 1: XLA fails to split empty arrays.")
+
     @property
     def max_draft_len(self) -> int:
         """Kmax: draft lengths 0..Kmax are compiled."""

@@ -64,7 +64,7 @@ class Engine:
         check_mesh(family, config.mesh)
         check_shortlist(weights, speculative.draft_vocab_size, config.mesh)
         placement = Placement.of(config.mesh)
-        check_same_everywhere(self.config, family, dtype)
+        check_same_everywhere(self.config, family, weights, dtype)
         self.family = family
         self.grid = ShapeGrid.of(self.config) if grid is None else grid
         proposer = PROPOSERS[method].build(family, speculative)

@@ -14,7 +14,7 @@ from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStat
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.slots import Slot, SlotTable
 from mtp_jax.engine.vote import Needs, Wish
-from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats, wanted_draft_len
+from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats, wish
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Scheduler:
         elif self.policy.is_voted:
             bucket = self.grid.choose(num_slots, longest).slots
             view = PolicyView(max(len(decoding), 1), bucket, longest, step_number)
-            longest = wanted_draft_len(self.policy, view)
+            longest = wish(self.policy, view)
         return Wish(
             alive=True,
             num_slots=num_slots,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mtp_jax.core.config import SamplingParams
 from mtp_jax.core.layout import AgreedColumn, VoteColumn
 from mtp_jax.core.shapes import PrefillShape, Shape, ShapeGrid, StepShape
-from mtp_jax.policies.api import DraftLenPolicy, PolicyView, wanted_draft_len
+from mtp_jax.policies.api import DraftLenPolicy, PolicyView, by_view
 
 _ABSTENTION = -(2**30)
 
@@ -138,11 +138,11 @@ def shape_of(
         return grid.choose(1, 0)
     longest = min(agreed.draft_len or 0, agreed.useful_drafts)
     shape = grid.choose(agreed.num_slots, longest)
-    if policy.is_voted or longest == 0:
+    if longest == 0:
         return shape
-    # A policy that looks at nothing but the batch is asked here, about the group's: every process gets its answer.
+    # What follows from the batch alone is asked here, about the group's: every process gets the same answer.
     view = PolicyView(agreed.num_decoding, shape.slots, grid.max_draft_len, step_number)
-    return StepShape(shape.slots, min(longest, wanted_draft_len(policy, view)))
+    return StepShape(shape.slots, min(longest, by_view(policy, view)))
 
 
 def start_shape(grid: ShapeGrid) -> PrefillShape:

@@ -21,6 +21,7 @@ def check_mesh(family: ModelFamily, mesh: MeshConfig) -> None:
     """`ConfigError` if the model's heads, experts, vocabulary, ... cannot be split into equal parts over the mesh."""
     sizes = {(axis, size) for tensor in family.tensors() for axis, size in zip(tensor.axes, tensor.shape, strict=True)}
     sizes |= {(spec.axis, spec.num_kv_heads) for spec in (*family.kv_specs(), *family.draft_kv_specs())}
+    sizes.add(("vocab", family.vocab_size))  # logits are split even where no tensor is
     for axis, size in sorted((axis, size) for axis, size in sizes if axis is not None):
         parts = mesh.num_devices if axis in OVER_BOTH_AXES else mesh.model
         if size % parts != 0:

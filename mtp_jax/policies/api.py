@@ -1,7 +1,7 @@
 """What a draft-length policy must provide. Host arithmetic only: no jax, no arrays, no token of the step it decides."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from mtp_jax.core.errors import InvariantError
 
@@ -43,6 +43,47 @@ class DraftLenPolicy(Protocol):
     def update(self, stats: StepStats) -> "DraftLenPolicy":
         """The policy after one more finished step."""
         ...
+
+
+class Around(Protocol):
+    """A policy that bounds what another one chooses, by what it learnt itself."""
+
+    @property
+    def inner(self) -> DraftLenPolicy:
+        """The other one."""
+        ...
+
+    def most(self, view: PolicyView) -> int:
+        """The longest draft it allows; its choice is the smaller of this and what `inner` chooses."""
+        ...
+
+
+def wish(policy: DraftLenPolicy, view: PolicyView) -> int:
+    """The part of the choice that is voted on: what a shard learnt, and other shards may not have.
+
+    >>> from mtp_jax.policies.schedule import ScheduledDraftLen
+    >>> policy, view = ScheduledDraftLen(((4, 3), (8, 1))), PolicyView(8, 8, 3, 0)
+    >>> wish(policy, view), by_view(policy, view)
+    (3, 1)
+    """
+    if _is_around(policy):
+        return min(policy.most(view), wish(policy.inner, view))
+    return wanted_draft_len(policy, view) if policy.is_voted else view.max_draft_len
+
+
+def by_view(policy: DraftLenPolicy, view: PolicyView) -> int:
+    """The part that follows from the view alone. Asked about the group's view it is the same on every process.
+
+    A shard must not wish for it: of a schedule that is not monotone, the smallest of the shards' choices, each by its
+    own batch, need not be the choice by the largest batch.
+    """
+    if _is_around(policy):
+        return by_view(policy.inner, view)
+    return view.max_draft_len if policy.is_voted else wanted_draft_len(policy, view)
+
+
+def _is_around(policy: object) -> TypeGuard[Around]:
+    return hasattr(policy, "most")
 
 
 def wanted_draft_len(policy: DraftLenPolicy, view: PolicyView) -> int:

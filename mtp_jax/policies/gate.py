@@ -17,7 +17,8 @@ class AcceptanceGate:
     It closes when `window` first drafts are known and less than `disable_below` of them were kept. While it is closed,
     one step in `probe_every` makes one draft a slot (unless `inner` would make none), by the group's step number, so
     that shards probe together; it opens when the window's share is `disable_below` again. None: closed for good.
-    Each shard's gate has its own drafts to go by, so what it says is a wish to be voted on, `inner`'s choice included.
+    Each shard's gate has its own drafts to go by, so what it says is voted on, and so is `inner`'s choice, unless it
+    follows from the batch alone: then it is asked about the group's.
 
     >>> from mtp_jax.policies.fixed import FixedDraftLen
     >>> gate = AcceptanceGate(FixedDraftLen(), disable_below=0.5, window=2)
@@ -38,11 +39,14 @@ class AcceptanceGate:
         return True
 
     def choose(self, view: PolicyView) -> int:
-        wanted = self.inner.choose(view)
+        return min(self.most(view), self.inner.choose(view))
+
+    def most(self, view: PolicyView) -> int:
+        """The longest draft that the gate lets through."""
         if self.is_open:
-            return wanted
+            return view.max_draft_len
         is_probe = self.probe_every is not None and view.step_number % self.probe_every == self.probe_every - 1
-        return min(wanted, 1) if is_probe else 0
+        return min(1, view.max_draft_len) if is_probe else 0
 
     def update(self, stats: StepStats) -> "AcceptanceGate":
         updated = replace(self, inner=self.inner.update(stats))

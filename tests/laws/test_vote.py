@@ -214,6 +214,26 @@ def test_b03_idle_shards_abstain_and_a_zero_counts() -> None:
     assert shape(prefilling, idle, policy=FixedDraftLen()) == PrefillShape(16)
 
 
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_schedule_is_asked_about_the_largest_batch_behind_a_gate_too(is_gated: bool) -> None:
+    """Not monotone: one shard with 3 requests would say 1, the other with 6 says 2, and that is what runs."""
+    schedule = ScheduledDraftLen(((2, 3), (4, 1), (8, 2)))
+    policy = AcceptanceGate(schedule, disable_below=0.1) if is_gated else schedule
+    mesh = MeshModel(config_of(2, max_model_len=60, slots_per_shard=8), (1, 1), [policy, policy])
+    for number in range(9):
+        mesh.submit(number // 3 and 1, numbered_request(number, prompt_len=2, max_tokens=30))
+    while not mesh.finished:
+        mesh.step((3,))
+        sizes = [len(process.group.shards[0].slots) for process in mesh.processes]
+        if sizes == [3, 6] and all(slot.num_in_flight for p in mesh.processes for slot in p.group.shards[0].slots):
+            break
+    before = len(draft_lens(mesh))
+    for _ in range(4):
+        mesh.step((3,))
+    assert draft_lens(mesh)[before:] == [2] * 4
+    mesh.finish()
+
+
 def test_a_slot_at_its_end_takes_nobodys_drafts() -> None:
     """Its own cap falls to zero; the others' K does not."""
     mesh = MeshModel(config_of(2, max_model_len=60), (1, 1))

@@ -69,9 +69,33 @@ def serve_without_the_reduction(options: dict[str, Any]) -> None:
     serve_schedules(options)
 
 
-def serve_with_other_options(options: dict[str, Any]) -> None:
-    """The processes disagree about the number of slots."""
-    engine_of(options, slots_per_shard=2 * (1 + options["process"]))
+def start_unlike_the_others(options: dict[str, Any]) -> None:
+    """The processes disagree: about the slots, the near-limit rule, a single weight, a weight that is on the mesh."""
+    from mtp_jax.core.config import EngineConfig, MeshConfig, SpeculativeConfig
+    from mtp_jax.core.errors import ConfigError
+    from mtp_jax.engine.engine import Engine
+    from mtp_jax.models.sharding import weight_specs
+    from mtp_jax.ops.placement import Placement
+    from mtp_jax.testing.toy_family import ToyFamily
+
+    data, model = options["mesh"]
+    process, family, mesh = options["process"], ToyFamily(vocab_size=24), MeshConfig(data=data, model=model)
+    weights = family.init_weights(jax.random.key(0), None)
+    others = {**weights, "head": weights["head"].at[7].add(process)}
+    placement = Placement.of(mesh)
+
+    def start(max_num_seqs: int = data, near_limit: str = "row_cap", weights: Any = weights) -> None:
+        speculative = SpeculativeConfig(near_limit=near_limit)
+        config = EngineConfig(max_model_len=32, max_num_seqs=max_num_seqs, mesh=mesh, speculative=speculative)
+        try:
+            Engine(family, weights, config)
+        except ConfigError as error:
+            print(f"refused: {error}", flush=True)
+
+    start(max_num_seqs=data * (1 + process))
+    start(near_limit=("row_cap", "group_zero")[process])
+    start(weights=others)
+    start(weights=placement.put(others, weight_specs(family, placement.rules)))
 
 
 def die_in_the_middle(options: dict[str, Any]) -> None:
@@ -223,7 +247,7 @@ def run_a_batch(options: dict[str, Any]) -> None:
 CASES: dict[str, Callable[[dict[str, Any]], None]] = {
     "schedules": serve_schedules,
     "no reduction": serve_without_the_reduction,
-    "other options": serve_with_other_options,
+    "unlike": start_unlike_the_others,
     "generate": generate_together,
     "batch": run_a_batch,
     "death": die_in_the_middle,

@@ -110,11 +110,17 @@ def test_b02_without_the_reduction_the_same_schedules_do_not_finish() -> None:
     assert not any(process.output.endswith("all right\n") for process in ended)
 
 
-def test_processes_with_different_options_are_told_which() -> None:
-    ended = run_processes(2, local_devices=1, mesh=(2, 1), case="other options", schedules=(0, 1), limit_s=120)
+def test_processes_that_are_unlike_are_told_in_what() -> None:
+    ended = run_processes(2, local_devices=1, mesh=(2, 1), case="unlike", schedules=(0, 1), limit_s=120)
     for process in ended:
-        assert process.status == 1
-        assert "ConfigError: max_num_seqs differs between processes: 4 in process 0, 8 in process 1" in process.errors
+        assert process.status == 0, process.errors[-3000:]
+        told = [line for line in process.output.splitlines() if line.startswith("refused: ")]
+        assert len(told) == 4
+        assert told[0].startswith("refused: max_num_seqs differs between processes: 2 in process 0, 4 in process 1")
+        assert told[1].startswith(
+            "refused: speculative.near_limit differs between processes: 'row_cap' in process 0, 'group_zero' in process"
+        )
+        assert all(line.startswith("refused: weights differs between processes: ") for line in told[2:])
 
 
 def test_when_a_process_dies_the_others_stop() -> None:

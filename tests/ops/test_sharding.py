@@ -107,20 +107,30 @@ def test_a_mesh_that_does_not_fit_is_refused_with_both_numbers() -> None:
             salt, _ = super().tensors()
             return (salt.__class__(("a",), (6, 4), ("heads", "vocab"), (), (), lambda x: x[0], lambda x: (x,)),)
 
-    check_mesh(Odd(), MeshConfig(model=2))
+    check_mesh(Odd(vocab_size=8), MeshConfig(model=2))
     with pytest.raises(ConfigError, match=r"toy has 6 attention heads; mesh=.* needs a multiple of 4"):
-        check_mesh(Odd(), MeshConfig(model=4))
+        check_mesh(Odd(vocab_size=8), MeshConfig(model=4))
     with pytest.raises(ConfigError, match=r"toy has 4 vocabulary entries; mesh=.* needs a multiple of 8"):
-        check_mesh(Odd(), MeshConfig(data=4, model=2))
+        check_mesh(Odd(vocab_size=8), MeshConfig(data=4, model=2))
 
     class Experts(ToyFamily):
         def tensors(self) -> Any:
             salt, _ = super().tensors()
             return (salt.__class__(("a",), (6, 4), ("experts", None), (), (), lambda x: x[0], lambda x: (x,)),)
 
-    check_mesh(Experts(), MeshConfig(data=3, model=2))
+    check_mesh(Experts(vocab_size=24), MeshConfig(data=3, model=2))
     with pytest.raises(ConfigError, match=r"toy has 6 experts; mesh=.* needs a multiple of 4"):
-        check_mesh(Experts(), MeshConfig(data=2, model=2))
+        check_mesh(Experts(vocab_size=24), MeshConfig(data=2, model=2))
+    with pytest.raises(ConfigError, match=r"toy has 29 vocabulary entries; mesh=.* needs a multiple of 2"):
+        check_mesh(ToyFamily(vocab_size=29), MeshConfig(data=2))  # none of its tensors is split
+
+
+@pytest.mark.parametrize("name", ["max_stop_token_ids", "max_logit_bias", "max_bad_words"])
+def test_no_empty_lists_on_a_mesh(name: str) -> None:
+    """XLA's partitioner ends the process over some of them (jaxlib 0.10.2 and 0.11.2)."""
+    EngineConfig(max_model_len=32, max_num_seqs=4, **{name: 0})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{name} is 0; on a mesh it must be at least 1"):
+        EngineConfig(max_model_len=32, max_num_seqs=4, mesh=MeshConfig(data=2), **{name: 0})  # type: ignore[arg-type]
 
 
 def test_slots_and_pages_must_divide_over_the_data_shards() -> None:
