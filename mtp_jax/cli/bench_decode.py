@@ -98,9 +98,9 @@ def _check_usage(options: Namespace, batch_sizes: Sequence[int]) -> None:
     if options.method == NO_METHOD:
         raise ConfigError("bench decode always times plain decoding too; give --method a way to draft.")
     one_data_shard(options, "bench decode")
-    for name in ("parts", "tiny", "save"):
+    for name in ("parts", "tiny", "save", "peer_python"):
         if getattr(options, name):
-            raise ConfigError(f"--{name} goes with --suite.")
+            raise ConfigError(f"--{name.replace('_', '-')} goes with --suite.")
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}; it must be at least 1.")
     if min(batch_sizes) < 1:

@@ -68,8 +68,8 @@ class EngineConfig:
 
     `max_num_seqs` slots and `num_pages` pages are the whole mesh's; every data shard has an equal part of them.
     `max_logit_bias`, `max_bad_words` (of at most `max_bad_word_len` tokens) and their like bound a request's lists.
-    `greedy_programs`: every decode step is compiled once more, without what greedy requests do not need, and batches of
-    such requests run that: for devices on which a branch not taken costs time too, as on GPUs.
+    `greedy_programs`: every shape is compiled once more, without what greedy requests do not need, and batches of such
+    requests run that: for devices on which a branch not taken costs time too, as on GPUs.
     """
 
     max_model_len: int

@@ -61,7 +61,7 @@ class Launcher:
         # Committed to its devices from the start, as every later state is: a launch would compile again otherwise.
         self._state: DecodeState = placement.build(lambda: init_state(program, config, dtype), self._state_specs)
         self._steps: dict[Shape, Step] = {}
-        self._greedy_steps: dict[Shape, Step] = {}  # of decode shapes, where the configuration wants them
+        self._greedy_steps: dict[Shape, Step] = {}  # where the configuration wants them
 
     def warm(self, on_shape: OnShape | None = None, *, shapes: Sequence[Shape] | None = None) -> None:
         """Compiles every shape of the grid, or `shapes` of it, several at a time; runs each once with no live slot.
@@ -76,7 +76,8 @@ class Launcher:
                 return threads.submit(self._lower(shape, self._traced(shape, is_greedy=is_greedy)).compile)
 
             # Tracing holds the interpreter, compiling does not: the next shape is traced while others compile.
-            greedy = {shape: compiling(shape, is_greedy=True) for shape in shapes if self._has_greedy(shape)}
+            has_greedy = self._config.greedy_programs
+            greedy = {shape: compiling(shape, is_greedy=True) for shape in (shapes if has_greedy else ())}
             for shape, compiled in {shape: compiling(shape) for shape in shapes}.items():
                 self._steps[shape] = compiled.result()
                 if shape in greedy:
@@ -118,9 +119,6 @@ class Launcher:
     def lower(self, shape: Shape, *, is_greedy: bool = False) -> Any:
         """The lowered program of a shape, for memory and collective checks; not one of `num_traces`."""
         return self._lower(shape, self._step(shape, is_greedy=is_greedy))
-
-    def _has_greedy(self, shape: Shape) -> bool:
-        return self._config.greedy_programs and isinstance(shape, StepShape)
 
     def _run(self, shape: Shape, inputs: jax.Array, *, is_greedy: bool) -> PackedOutputs:
         """`is_greedy`: nobody needs more than a greedy program gives, where there is one."""

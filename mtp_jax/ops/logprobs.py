@@ -53,11 +53,14 @@ def prompt_logprobs(
     is_needed: Bool[Array, ""] | bool,
     max_logprobs: int,
     parallel: Parallel = NO_PARALLEL,
-) -> Logprobs:
+) -> Logprobs | None:
     """Raw log-softmax of the token after each row of a prompt chunk, a block of rows at a time; zeros if not needed.
 
+    None in a program for which nobody can need them.
     `unembed` takes the chunk's slots' hidden states and gives logits as in `choose_tokens`.
     """
+    if is_needed is False:
+        return None
     num_slots, num_rows, width = hidden_YTD.shape
 
     def of_block(block: tuple[Array, Array]) -> Logprobs:

@@ -46,8 +46,8 @@ def make_run(
 
     rows = placement.rules.spec("slots")
     logprobs = Logprobs(rows, rows, rows, rows)  # type: ignore[arg-type]
-    prompt_logprobs = None if isinstance(shape, StepShape) else logprobs
-    outputs = PackedOutputs(rows, None if is_greedy else logprobs, prompt_logprobs)  # type: ignore[arg-type]
+    of_tokens = None if is_greedy else logprobs
+    outputs = PackedOutputs(rows, of_tokens, None if isinstance(shape, StepShape) else of_tokens)  # type: ignore[arg-type]
     return placement.map(run, (weight_specs, state_specs, rows), (state_specs, outputs))
 
 

@@ -10,7 +10,7 @@ import pytest
 from mtp_jax.bench.suite.floors import Floor
 from mtp_jax.bench.suite.loop import Backends
 from mtp_jax.bench.suite.models import DENSE, MOE
-from mtp_jax.bench.suite.run import PARTS, as_text, run_suite
+from mtp_jax.bench.suite.run import SUITES, as_text, run_suite
 from mtp_jax.bench.suite.setting import Findings, Row, Setting
 from mtp_jax.cli import main
 
@@ -57,7 +57,7 @@ def test_plain_decoding_is_held_against_a_floor_of_the_same_run(tmp_path: Path) 
     ("arguments", "sentence"),
     [
         (["--suite", "h200", "--repeats", "5"], "--repeats does nothing under --suite"),
-        (["--suite", "h200", "--parts", "speed"], "'speed'; parts are ceilings, plain"),
+        (["--suite", "h200", "--parts", "speed"], "'speed'; parts of h200 are ceilings, plain"),
         (["--parts", "plain"], "--parts goes with --suite"),
     ],
 )
@@ -70,7 +70,7 @@ def test_options_that_do_not_go_together_are_refused(
 
 @pytest.mark.long
 def test_every_part_runs_on_toy_sizes() -> None:
-    parts = [part for part in PARTS if part != "peers"]  # needs torch
+    parts = [part for part in SUITES["h200"] if part != "peers"]  # needs torch
     setting = Setting.tiny(Backends("reference", dtype="float32"), (1, 2))
     findings = run_suite(setting, parts)
     assert set(findings.figures) == set(parts)

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from mtp_jax.core.config import CacheConfig, EngineConfig, SamplingParams, SpeculativeConfig
-from mtp_jax.core.shapes import Shape, StepShape
+from mtp_jax.core.shapes import PrefillShape, Shape, StepShape
 from mtp_jax.engine.decisions import LaunchDecision
 from mtp_jax.engine.engine import Engine
 from mtp_jax.engine.launch import Launcher
@@ -46,26 +46,26 @@ class Watched(Launcher):
 
     def __init__(self, inner: Launcher) -> None:
         self.inner = inner
-        self.launches: list[tuple[Shape, bool]] = []
+        self.launches: list[bool] = []
 
     def launch(self, decision: LaunchDecision, inputs: jax.Array) -> Launch:
-        self.launches.append((decision.shape, decision.needs.is_nothing))
+        self.launches.append(decision.needs.is_nothing)
         return self.inner.launch(decision, inputs)
 
 
 def generate(params: SamplingParams) -> tuple[Sequence[int], list[bool]]:
-    """The tokens of one request, and of each decode launch whether a greedy program ran."""
+    """The tokens of one request, and of each launch whether a greedy program ran."""
     running = engine().restarted(engine().config, lambda: engine().scheduler.policy)
     watched = Watched(engine().launcher)
     running.launcher = watched
     running.submit(Request("0", PROMPT, params, seed=1, eos_token_ids=()))
     tokens = [token for progress in running.run() for token in progress.new_tokens]
-    return tokens, [is_greedy for shape, is_greedy in watched.launches if isinstance(shape, StepShape)]
+    return tokens, watched.launches
 
 
-def test_every_decode_shape_is_compiled_twice_and_every_prefill_once() -> None:
+def test_every_shape_is_compiled_twice() -> None:
     grid = engine().grid
-    assert engine().launcher.num_traces == 2 * len(grid.all_steps()) + len(grid.all_prefills())
+    assert engine().launcher.num_traces == 2 * (len(grid.all_steps()) + len(grid.all_prefills()))
 
 
 @pytest.mark.parametrize("more", [{"logprobs": 1}, {"temperature": 1e-6}, {"logit_bias": {1: 0.0}}], ids=str)
@@ -79,12 +79,13 @@ def test_a_request_that_needs_more_runs_the_other_program_and_its_greedy_tokens_
     assert not any(ran_greedy_too)
 
 
-def test_a_greedy_program_has_no_branches() -> None:
+@pytest.mark.parametrize("shape", [StepShape(1, 1), PrefillShape(16)], ids=str)
+def test_a_greedy_program_has_no_branches(shape: Shape) -> None:
     launcher = engine().launcher
-    greedy, whole = (_text(launcher, is_greedy=is_greedy) for is_greedy in (True, False))
+    greedy, whole = (_text(launcher, shape, is_greedy=is_greedy) for is_greedy in (True, False))
     assert not BRANCH.search(greedy)
     assert BRANCH.search(whole)
 
 
-def _text(launcher: Launcher, *, is_greedy: bool) -> str:
-    return launcher.lower(StepShape(1, 1), is_greedy=is_greedy).as_text()
+def _text(launcher: Launcher, shape: Shape, *, is_greedy: bool) -> str:
+    return launcher.lower(shape, is_greedy=is_greedy).as_text()

@@ -3,8 +3,12 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from mtp_jax.bench.suite.batches import goodput
+from mtp_jax.bench.suite.cpu import cpu_model
+from mtp_jax.bench.suite.numerics import numerics
 from mtp_jax.bench.suite.peers import peers
 from mtp_jax.bench.suite.setting import Findings, Loaded, Row, Setting
 from mtp_jax.bench.suite.steps import ceilings, experts, plain, same_tokens, speculative
@@ -13,11 +17,22 @@ from mtp_jax.bench.tables import table
 Part = Callable[[Setting, Findings], dict[str, Any]]
 DensePart = Callable[[Setting, Findings, Loaded], dict[str, Any]]
 
-ON_DENSE: Mapping[str, DensePart] = {"plain": plain, "speculative": speculative, "tokens": same_tokens}
+ON_DENSE: Mapping[str, DensePart] = {
+    "plain": plain,
+    "speculative": speculative,
+    "tokens": same_tokens,
+    "goodput": goodput,
+}
 """Parts that share the dense model's weights."""
-ALONE: Mapping[str, Part] = {"peers": peers, "experts": experts}
-PARTS = ("ceilings", *ON_DENSE, *ALONE)
-"""Every part, in the order in which they run."""
+ALONE: Mapping[str, Part] = {"peers": peers, "experts": experts, "numerics": numerics}
+ON_CPU: Mapping[str, Part] = {name: partial(cpu_model, name) for name in ("tiny-mtp", "smollm2-135m")}
+"""Models that are served on a CPU, each a part of its own."""
+SUITES = {"h200": ("ceilings", *ON_DENSE, *ALONE), "cpu": (*ON_CPU, "numerics")}
+"""The parts of each suite. Those of one run go in the order of `PARTS`."""
+PARTS = ("ceilings", *ON_DENSE, *ON_CPU, *ALONE)
+
+
+_OTHERS = {**ON_CPU, **ALONE}
 
 
 def run_suite(
@@ -31,9 +46,9 @@ def run_suite(
         if name in ON_DENSE:
             dense = setting.load_model(setting.dense) if dense is None else dense
             figures = ON_DENSE[name](setting, findings, dense)
-        elif name in ALONE:
+        elif name in _OTHERS:
             dense = None  # its weights give way
-            figures = ALONE[name](setting, findings)
+            figures = _OTHERS[name](setting, findings)
         else:
             figures = ceilings(setting, findings)
         findings.figures[name] = {**figures, "seconds": round(time.perf_counter() - start, 1)}
