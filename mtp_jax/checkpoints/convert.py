@@ -14,7 +14,7 @@ from mtp_jax.checkpoints.head import add_head
 from mtp_jax.checkpoints.load import load_hf, load_model
 from mtp_jax.checkpoints.orbax_io import fill_folder
 from mtp_jax.checkpoints.safetensors_io import write_tensors
-from mtp_jax.checkpoints.token_ranking import RANKING_FILE
+from mtp_jax.checkpoints.token_ranking import RANKING_FILE, write_ranking
 from mtp_jax.models.api import ModelFamily, Weights
 from mtp_jax.models.hf_config import NUM_MTP_LAYERS_NAMES
 from mtp_jax.models.params import get
@@ -67,6 +67,8 @@ def save_hf_model(
             copy_files(COMPANION_FILES, loaded.folder, partial)
         if head is not None:
             loaded, config = add_head(loaded, config, Path(head))
+        if loaded.tokens_by_rank is not None:
+            write_ranking(partial, loaded.tokens_by_rank)
         fill_hf(loaded.family, loaded.weights, config, partial)
 
 

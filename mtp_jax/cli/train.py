@@ -3,8 +3,8 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,14 @@ from mtp_jax.text import tokenizer_of
 from mtp_jax.train.export import write_model
 from mtp_jax.train.loss import Objective
 from mtp_jax.train.new_layers import with_new_layers
+from mtp_jax.train.row_lessons import DraftingJudge, RowLessons
+from mtp_jax.train.rows import ROWS_SUFFIX, joined, read_rows
 from mtp_jax.train.state import MODES, MTP_ROOT, in_dtype
 from mtp_jax.train.texts import TEXT_SUFFIXES, tokens_in
-from mtp_jax.train.train import TrainConfig, Trainer
+from mtp_jax.train.train import Evaluate, Lessons, TrainConfig, Trainer
 
+WINDOW = 256
+"""Positions of a window where none are asked for."""
 NOT_SETTINGS = frozenset({"config", "print_config", "verbose", "out", "work", "resume", "overwrite", "tensorboard"})
 """Options that a resumed run may give anew: what is trained does not depend on them."""
 
@@ -50,7 +54,13 @@ def add_options(parser: Parser) -> None:
         metavar="PATH",
         action="append",
         help=f"a text, a folder of texts ({suffixes}), results of run-batch (.jsonl), or a packed token file "
-        "(.tokens.xz); may be given repeatedly",
+        "(.tokens.xz); may be given repeatedly; or, for heads, texts in rows (.npz, of mtp_jax.train.rollouts)",
+    )
+    add(
+        "--held-out",
+        metavar="FILE",
+        action="append",
+        help="texts in rows that the target wrote greedily; the log says how drafting goes through them",
     )
     add("--out", metavar="FOLDER", help="model folder to write; it appears whole or not at all")
     add("--head-only", action="store_true", help="write the MTP layers alone, for convert --head to lay over the model")
@@ -59,8 +69,8 @@ def add_options(parser: Parser) -> None:
     add("--resume", action="store_true", help="go on from the newest snapshot in --work, to the same bits")
     add = parser.add_argument_group("training").add_argument
     add("--steps", type=int, default=1000, metavar="N", help="batches to train on (default: %(default)s)")
-    add("--batch-size", type=int, default=16, metavar="N", help="windows of a batch (default: %(default)s)")
-    add("--window", type=int, default=256, metavar="N", help="positions of a window (default: %(default)s)")
+    add("--batch-size", type=int, default=16, metavar="N", help="windows or rows of a batch (default: %(default)s)")
+    add("--window", type=int, metavar="N", help=f"positions of a window (default: {WINDOW}); rows have their own width")
     add("--peak-rate", type=float, default=1e-3, metavar="R", help="highest learning rate (default: %(default)s)")
     add("--warmup-steps", type=int, metavar="N", help="steps up to that rate (default: a twentieth of --steps)")
     add(
@@ -82,6 +92,13 @@ def add_options(parser: Parser) -> None:
     add("--data-parallel", type=int, default=1, metavar="N", help="devices that share a batch (default: %(default)s)")
     add("--log-every", type=int, default=50, metavar="N", help="steps between lines of the log (default: %(default)s)")
     add("--tensorboard", metavar="FOLDER", help="write curves for TensorBoard, too; needs its package")
+    add(
+        "--evaluate-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="steps between looks at --held-out (default: the end)",
+    )
     add("--save-every", type=int, default=0, metavar="N", help="steps between snapshots (default: at the end alone)")
 
 
@@ -91,30 +108,76 @@ def run(options: Namespace) -> None:
     out = Path(options.out)
     work = Path(options.work or f"{out}.work")
     loaded = load_model(options.model)
-    if options.window > loaded.family.max_position_embeddings:
+    settings = _train_config(options, loaded)
+    if not _has_rows(options) and settings.window > loaded.family.max_position_embeddings:
         limit = loaded.family.max_position_embeddings
-        raise ConfigError(f"--window is {options.window}; this model has max_position_embeddings={limit}.")
+        raise ConfigError(f"--window is {settings.window}; this model has max_position_embeddings={limit}.")
     config: dict[str, Any] | None = None
     if options.new_mtp_layers is not None:
         family, weights, config = with_new_layers(
             loaded.family, loaded.weights, read_config(loaded.folder), options.new_mtp_layers, options.seed
         )
         loaded = replace(loaded, family=family, weights=weights)
-    tokenizer = tokenizer_of(loaded)
-    tokens = np.concatenate([tokens_in(Path(path), loaded.family, tokenizer) for path in options.data])
     board = None if options.tensorboard is None else Path(options.tensorboard)
-    trainer = Trainer(loaded.family, _train_config(options, loaded), tokens, work, tensorboard=board)
     with new_folder(out, overwrite=options.overwrite) as partial:
+        course = _rows_course(options, loaded, settings) if _has_rows(options) else _windows_course(options, loaded)
+        trainer = Trainer(loaded.family, settings, course.data, work, tensorboard=board)
         _begin_or_resume(work, options)
-        weights, _ = trainer.run(_start(loaded, options))
+        trained, _ = trainer.run(course.start(_start(loaded, options)), evaluate=course.evaluate)
+        weights = {**loaded.weights, **trained}
         if options.head_only:
             write_head(partial, loaded.family, in_dtype(loaded.family, weights, loaded.dtype), str(options.model))
         else:
             copy_files(TEXT_FILES, loaded.folder, partial)
             config = config or read_config(loaded.folder)
             write_model(partial, loaded.family, weights, {**_without_dtypes(config), "dtype": loaded.dtype})
-    print(_summary(work / "log.jsonl", len(tokens)), file=sys.stderr)
+    print(_summary(work / "log.jsonl", course.num_tokens), file=sys.stderr)
     print(out)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """What is learnt from, how much it is, which of the weights the trainer holds, and what it is judged by."""
+
+    data: np.ndarray | Lessons
+    num_tokens: int
+    start: Callable[[Weights], Weights]
+    evaluate: Evaluate | None = None
+
+
+def _windows_course(options: Namespace, loaded: LoadedModel) -> _Course:
+    tokenizer = tokenizer_of(loaded)
+    tokens = np.concatenate([tokens_in(Path(path), loaded.family, tokenizer) for path in options.data])
+    return _Course(tokens, len(tokens), lambda weights: weights)
+
+
+def _rows_course(options: Namespace, loaded: LoadedModel, settings: TrainConfig) -> _Course:
+    family = loaded.family
+    rows = joined([read_rows(Path(path), family.vocab_size) for path in options.data])
+    lessons = RowLessons(
+        family,
+        loaded.weights,
+        rows,
+        objective=settings.objective,
+        optimiser=settings.optimiser,
+        batch_size=settings.batch_size,
+        compute_dtype=settings.compute_dtype,
+        seed=settings.seed,
+    )
+    judges = {
+        Path(path).stem: DraftingJudge(family, lessons.frozen, read_rows(Path(path), family.vocab_size))
+        for path in options.held_out or ()
+    }
+
+    def evaluate(layers: Weights) -> dict[str, Any]:
+        cast = in_dtype(family, layers, settings.compute_dtype)
+        return {name: judge(cast) for name, judge in judges.items()}
+
+    return _Course(lessons, rows.num_answer_tokens, lambda weights: {MTP_ROOT: weights[MTP_ROOT]}, evaluate)
+
+
+def _has_rows(options: Namespace) -> bool:
+    return any(Path(path).suffix == ROWS_SUFFIX for path in options.data)
 
 
 def _check_usage(options: Namespace) -> None:
@@ -126,10 +189,31 @@ def _check_usage(options: Namespace) -> None:
     for name in ("new_mtp_layers", "head_only"):
         if options.mode != "heads" and getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')} goes with `train heads`, which leaves the model as it is.")
-    if options.save_every < 0:
-        raise ConfigError(f"--save-every is {options.save_every}; it must be at least 0.")
+    for name in ("save_every", "evaluate_every"):
+        if getattr(options, name) < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 0.")
+    _check_rows(options)
     if Path(options.out).exists() and not options.overwrite:
         raise ConfigError(f"{options.out} exists already; remove it or give --overwrite.")
+
+
+def _check_rows(options: Namespace) -> None:
+    """Whether what is said about rows, and what goes with windows alone, is said where it means something."""
+    if not _has_rows(options):
+        for name in ("held_out", "evaluate_every"):
+            if getattr(options, name):
+                raise ConfigError(f"--{name.replace('_', '-')} goes with texts in rows ({ROWS_SUFFIX}) as --data.")
+        return
+    if not all(Path(path).suffix == ROWS_SUFFIX for path in options.data):
+        raise ConfigError(f"--data has texts in rows ({ROWS_SUFFIX}) and others; one run learns from one kind.")
+    if options.mode != "heads":
+        raise ConfigError("texts in rows go with `train heads`, which leaves the model as it is.")
+    if options.window is not None:
+        raise ConfigError("--window goes with --data in windows; rows have their own width.")
+    if options.data_parallel != 1:
+        raise ConfigError(f"--data-parallel is {options.data_parallel}; texts in rows are learnt from on one device.")
+    if options.evaluate_every and not options.held_out:
+        raise ConfigError("--evaluate-every needs --held-out FILE, texts to judge the layer by.")
 
 
 def _train_config(options: Namespace, loaded: LoadedModel) -> TrainConfig:
@@ -146,7 +230,7 @@ def _train_config(options: Namespace, loaded: LoadedModel) -> TrainConfig:
         mode=options.mode,
         steps=options.steps,
         batch_size=options.batch_size,
-        window=options.window,
+        window=WINDOW if options.window is None else options.window,
         peak_rate=options.peak_rate,
         warmup_steps=warmup_steps,
         objective=Objective(depths=depths, mtp_weight=mtp_weight, distillation=distillation),
@@ -154,6 +238,7 @@ def _train_config(options: Namespace, loaded: LoadedModel) -> TrainConfig:
         seed=options.seed,
         log_every=options.log_every,
         save_every=options.save_every,
+        evaluate_every=options.evaluate_every or (options.steps if options.held_out else 0),
         data_parallel=options.data_parallel,
     )
 
@@ -191,7 +276,8 @@ def _without_dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _summary(log: Path, num_tokens: int) -> str:
     """Losses at the first and the last line of the log."""
-    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    lines = log.read_text(encoding="utf-8").splitlines()
+    records = [record for line in lines if "loss" in (record := json.loads(line))]
     first, last = records[0], records[-1]
     change = f"loss {first['loss']:.3f} (step {first['step']}) to {last['loss']:.3f} (step {last['step']})"
     return f"{num_tokens:,} tokens of data; {change}; log and snapshots in {log.parent}"

@@ -37,7 +37,7 @@ TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
 """Of lines in turn: acceptance is measured on greedy text, and greedy text alone has little variety."""
 SHARES = {"function": 6, "code": 2, "write on": 2, "topic": 5, "passage": 4, "problem": 2}
 """How many of each kind in 21 prompts; "function" is a signature and its docstring, to be written on from."""
-_CHAT = (
+CHAT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
@@ -123,7 +123,7 @@ def _about_topics() -> Iterator[str]:
     topics, instructions = _templates()["topics"], _templates()["instructions"]
     while True:
         instruction = draw.choice(instructions)
-        yield _CHAT.format(instruction.format(*draw.sample(topics, 2)))
+        yield CHAT.format(instruction.format(*draw.sample(topics, 2)))
 
 
 def _problems() -> Iterator[str]:
@@ -131,7 +131,7 @@ def _problems() -> Iterator[str]:
     while True:
         a, b, c = draw.randint(3, 20), draw.randint(2, 12), draw.randint(2, 9)
         names = {"who": draw.choice(_templates()["names"]), "thing": draw.choice(_templates()["things"])}
-        yield _CHAT.format(
+        yield CHAT.format(
             draw.choice(_templates()["problems"]).format(a=a, b=b, c=c, d=a * draw.randint(10, 40), **names)
         )
 
@@ -141,7 +141,7 @@ def _about_passages(texts: Sequence[str]) -> Iterator[str]:
     for passage in _passages(texts, draw, 300, 1200):
         instruction = draw.choice(_templates()["on_passages"])
         parts = [instruction, passage] if draw.random() < 0.7 else [passage, instruction]
-        yield _CHAT.format("\n\n".join(parts))
+        yield CHAT.format("\n\n".join(parts))
 
 
 def _beginnings(texts: Sequence[str]) -> Iterator[str]:
@@ -173,11 +173,11 @@ def _about_code(texts: Sequence[str]) -> Iterator[str]:
     for name, head, source, purpose in _functions(texts):
         kind = draw.randrange(3)
         if kind == 0:
-            yield _CHAT.format(f"{draw.choice(_templates()['on_code'])}\n\n```python\n{source}\n```")
+            yield CHAT.format(f"{draw.choice(_templates()['on_code'])}\n\n```python\n{source}\n```")
         elif kind == 1:
-            yield _CHAT.format(draw.choice(_templates()["for_code"]).format(purpose, name=name))
+            yield CHAT.format(draw.choice(_templates()["for_code"]).format(purpose, name=name))
         else:
-            yield _CHAT.format(f"Complete the following Python function.\n\n```python\n{head}```")
+            yield CHAT.format(f"Complete the following Python function.\n\n```python\n{head}```")
 
 
 def _functions(texts: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:

@@ -76,7 +76,7 @@ def init_state(weights: Weights, mode: str, optimiser: Optimiser) -> TrainState:
 def in_dtype(family: ModelFamily, weights: Weights, dtype: Any) -> Weights:
     """The weights as a forward pass wants them: in `dtype`, except those that the family pins."""
     pinned = {".".join(spec.path): spec.dtype for spec in family.tensors()}
-    return _nested({path: leaf.astype(pinned[path] or dtype) for path, leaf in _flat(weights).items()})
+    return nested({path: leaf.astype(pinned[path] or dtype) for path, leaf in flat(weights).items()})
 
 
 TrainStep = Callable[[TrainState, Int[Array, "B T"], Float[Array, ""]], tuple[TrainState, dict[str, Array]]]
@@ -94,7 +94,7 @@ def make_train_step(
 
     def loss_of(trained: Flat, frozen: Flat, tokens_BT: Int[Array, "B T"]) -> tuple[Array, Any]:
         watched, record = routing.watched(family)
-        weights = in_dtype(family, _nested({**trained, **frozen}), compute_dtype)
+        weights = in_dtype(family, nested({**trained, **frozen}), compute_dtype)
         predictions = predict(watched, weights, tokens_BT, objective.depths)
         loss, metrics = joint_loss(predictions, tokens_BT, objective, trains_target=mode == "joint")
         total = loss + optimiser.balance_weight * record.balance_loss()
@@ -117,19 +117,21 @@ def make_train_step(
         metrics["gradient_norm"] = optax.tree.norm(gradients)
         if loads:
             metrics["imbalance"] = jnp.max(jnp.stack([routing.imbalance(loads_X) for loads_X in loads.values()]))
-        weights = _nested({**trained, **frozen, **moved})
+        weights = nested({**trained, **frozen, **moved})
         return TrainState(state.step + 1, weights, moments), metrics
 
     return train_step
 
 
-def _flat(weights: Weights) -> Flat:
+def flat(weights: Weights) -> Flat:
+    """Nested weights by their paths."""
     flat: Any = traverse_util.flatten_dict(dict(weights), sep=".")
     return flat
 
 
-def _nested(flat: Flat) -> dict[str, Any]:
-    return traverse_util.unflatten_dict(flat, sep=".")
+def nested(by_path: Flat) -> dict[str, Any]:
+    """The inverse of `flat`."""
+    return traverse_util.unflatten_dict(by_path, sep=".")
 
 
 def _is_moved(path: str, mode: str) -> bool:
@@ -137,6 +139,6 @@ def _is_moved(path: str, mode: str) -> bool:
 
 
 def _split(weights: Weights, mode: str) -> tuple[Flat, Flat]:
-    flat = _flat(weights)
-    trained = {path: leaf for path, leaf in flat.items() if is_trained(path, mode)}
-    return trained, {path: leaf for path, leaf in flat.items() if path not in trained}
+    leaves = flat(weights)
+    trained = {path: leaf for path, leaf in leaves.items() if is_trained(path, mode)}
+    return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}

@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
 from tqdm import tqdm
 
 from mtp_jax.core.errors import ConfigError
@@ -75,18 +76,58 @@ class TrainConfig:
         return self.end_rate + (self.peak_rate - self.end_rate) * (1 + math.cos(math.pi * progress)) / 2
 
 
+@runtime_checkable
+class Lessons(Protocol):
+    """Batches, and the step that learns from one."""
+
+    def at(self, step: int) -> np.ndarray:
+        """Batch `step` (0-based): a function of the step alone. Its first dimension is split over devices."""
+        ...
+
+    def step(
+        self, state: TrainState, batch: Array, learning_rate: Float[Array, ""]
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """The next state, and what is logged; `state` is donated."""
+        ...
+
+    @property
+    def counted_per_batch(self) -> int:
+        """Positions of a batch that the loss is of."""
+        ...
+
+
+class WindowLessons:
+    """Windows of one long row of tokens. Satisfies `Lessons`."""
+
+    def __init__(self, family: ModelFamily, config: TrainConfig, tokens: np.ndarray):
+        self._batches = Batches(tokens, config.window + 2, config.batch_size, config.seed)
+        self.counted_per_batch = config.batch_size * config.window
+        self.step = make_train_step(
+            family,
+            mode=config.mode,
+            objective=config.objective,
+            optimiser=config.optimiser,
+            compute_dtype=config.compute_dtype,
+        )
+
+    def at(self, step: int) -> np.ndarray:
+        """Tokens [batch_size, window + 2]."""
+        return self._batches.at(step)
+
+
 class Trainer:
     """Runs one `TrainConfig`. `folder` receives `log.jsonl` and the snapshots; a folder with snapshots is continued.
 
-    `tensorboard`: a folder for TensorBoard's events. Two trainers with the same arguments end in the same bits, whether
-    one of them was stopped and resumed or not, on the same devices and library versions.
+    `data`: one row of packed tokens, or lessons of another kind. `tensorboard`: a folder for TensorBoard's events. Two
+    trainers with the same arguments end in the same bits, whether one of them was stopped and resumed or not, on the
+    same devices and library versions.
     """
 
     def __init__(
         self,
         family: ModelFamily,
         config: TrainConfig,
-        tokens: np.ndarray,
+        data: np.ndarray | Lessons,
         folder: Path,
         *,
         tensorboard: Path | None = None,
@@ -98,14 +139,7 @@ class Trainer:
         if num_layers > 1 and depths > num_layers:
             raise ConfigError(f"depths is {depths}; the model has {num_layers} MTP layers, one for each depth.")
         self.family, self.config, self.folder, self._tensorboard = family, config, folder, tensorboard
-        self.batches = Batches(tokens, config.window + 2, config.batch_size, config.seed)
-        self._step = make_train_step(
-            family,
-            mode=config.mode,
-            objective=config.objective,
-            optimiser=config.optimiser,
-            compute_dtype=config.compute_dtype,
-        )
+        self.lessons = WindowLessons(family, config, data) if isinstance(data, np.ndarray) else data
         devices = jax.local_devices()
         if config.data_parallel > len(devices):
             raise ConfigError(f"data_parallel is {config.data_parallel}; this process has {len(devices)} devices.")
@@ -117,9 +151,9 @@ class Trainer:
 
     def advance(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, jax.Array]]:
         """Launches step `step` on `state`, which is donated; the results are not waited for."""
-        tokens_BT = jax.device_put(self.batches.at(step), self._by_row)
+        batch = jax.device_put(self.lessons.at(step), self._by_row)
         rate = jax.device_put(np.float32(self.config.rate_at(step)), self._replicated)
-        return self._step(state, tokens_BT, rate)
+        return self.lessons.step(state, batch, rate)
 
     def fresh(self, weights: Weights) -> TrainState:
         """A state at step 0 around a copy of `weights`."""
@@ -140,8 +174,8 @@ class Trainer:
     ) -> tuple[Weights, int]:
         """Trains from `weights`, or from the newest snapshot in the folder; returns float32 weights and the last step.
 
-        `evaluate` gets the weights every `evaluate_every` steps; what it returns goes into the log. `stop_after` ends
-        the run early after that step, as a kill would, with a snapshot to go on from.
+        `evaluate` gets the weights every `evaluate_every` steps and at the end; what it returns goes into the log.
+        `stop_after` ends the run early after that step, as a kill would, with a snapshot to go on from.
         """
         config = self.config
         last = min(config.steps, stop_after or config.steps)
@@ -160,11 +194,15 @@ class Trainer:
                 if done % config.log_every == 0 or done == last:
                     record = _plain(jax.device_get(metrics))
                     seconds = time.perf_counter() - began
-                    speed = (done - logged) * config.batch_size * config.window / seconds
+                    speed = (done - logged) * self.lessons.counted_per_batch / seconds
                     record |= {"step": done, "rate": config.rate_at(step), "tokens_per_second": round(speed)}
                     log.write(record)
                     began, logged = time.perf_counter(), done
-                if evaluate is not None and config.evaluate_every and done % config.evaluate_every == 0:
+                if (
+                    evaluate is not None
+                    and config.evaluate_every
+                    and (done % config.evaluate_every == 0 or done == config.steps)
+                ):
                     log.write({"step": done, "evaluation": evaluate(state.weights)})
                 if done == last or (config.save_every and done % config.save_every == 0):
                     snapshots.save(done, state)

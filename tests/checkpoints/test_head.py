@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from mtp_jax.checkpoints import CheckpointError, LoadedModel, load_model, save_hf_model, write_hf
 from mtp_jax.checkpoints.head import HEAD_FILE, MTP_ROOT, add_head, fingerprint, write_head
+from mtp_jax.checkpoints.token_ranking import write_ranking
 from mtp_jax.models.registry import family_from_config
 from mtp_jax.train.new_layers import with_new_layers
 from tests.checkpoints.support import assert_same_bits
@@ -38,12 +39,14 @@ def head(trunk: LoadedModel, tmp_path: Path) -> Path:
 def test_a_head_laid_over_its_model_is_bit_for_bit_what_was_written(
     trunk: LoadedModel, head: Path, tmp_path: Path
 ) -> None:
+    write_ranking(head, [5, 3, 1])
     joined, config = add_head(trunk, CONFIG, head)
     assert (joined.family.num_mtp_layers, config["num_nextn_predict_layers"]) == (1, 1)
     assert_same_bits({name: leaf for name, leaf in joined.weights.items() if name != MTP_ROOT}, dict(trunk.weights))
     save_hf_model(tmp_path / "trunk", tmp_path / "joined", head=head)
     whole = load_model(tmp_path / "joined")
     assert whole.family == joined.family
+    assert whole.tokens_by_rank == joined.tokens_by_rank == (5, 3, 1)
     assert_same_bits(whole.weights, joined.weights)
     stored = load_file(head / "model.safetensors")
     assert all(name.startswith(f"model.layers.{CONFIG['num_hidden_layers']}.") for name in stored)
