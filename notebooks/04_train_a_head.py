@@ -104,6 +104,7 @@ with TemporaryDirectory() as folder:
         losses.append(metrics["loss"])
 reports[STEPS] = evaluated(state.weights)
 losses = np.asarray(jax.device_get(losses))
+trained = jax.tree.map(jnp.asarray, jax.device_get(state.weights))  # as loaded weights lie: programs are found again
 bundled = evaluated(model.weights)
 
 # %%
@@ -162,7 +163,7 @@ def decode(weights):
 
 rows = [["MTP layer", "tokens a step"]]
 texts = {}
-for name, candidate in {"new, random": weights, "trained here": state.weights}.items():
+for name, candidate in {"new, random": weights, "trained here": trained}.items():
     texts[name], length = decode(candidate)
     rows.append([name, f"{length:.2f}"])
 print(table(rows))
