@@ -113,7 +113,7 @@ class Roofline:
 
     def _verify_pass(self, batch: int, draft_len: int) -> Load:
         family, rows = self._step.family, draft_len + 1
-        layers = [spec for spec in family.tensors() if spec.path[0] == "layers"]
+        layers = [spec for spec in family.tensors() if spec.path[0] in ("layers", "norm")]
         return (
             self._layers(layers, batch, rows) + self.attention(family.kv_specs(), batch, rows) + self._head(batch, rows)
         )

@@ -23,6 +23,7 @@ from mtp_jax.plan.floor import Floor, Roofline
 from mtp_jax.plan.hlo import Collective, Collectives
 from mtp_jax.plan.memory import Local, Memory, Temporaries, estimated_temporaries, memory_of
 from mtp_jax.plan.program import Depth, PlannedStep, abstract_target, of_depth
+from mtp_jax.proposers.registry import resolve_method
 
 RATES = (0.5, 0.7, 0.9)
 """Conditional acceptance, the same at every position, that the best draft length is told for."""
@@ -127,7 +128,7 @@ def make_plan(question: Question, on_program: OnProgram = lambda what: None) -> 
     """
     family = with_moe_backend(question.family, question.moe_backend, jnp.dtype(question.dtype))
     assert isinstance(family, MtpDecoder)  # its experts' products changed, nothing else
-    question = replace(question, family=family)
+    question = replace(question, family=family, speculative=_drafting(question.speculative, family))
     depth = Depth.of(family)
     step = _step(question, depth, 1)
     estimate = estimated_temporaries(family, step.config, Local(step), question.dtype)
@@ -151,6 +152,12 @@ def make_plan(question: Question, on_program: OnProgram = lambda what: None) -> 
         batches=batches,
         compiled=compiled,
     )
+
+
+def _drafting(speculative: SpeculativeConfig, family: MtpDecoder) -> SpeculativeConfig:
+    """As the engine would draft: no further than the model can. `ConfigError` for a model without the layers for it."""
+    _, max_draft_len = resolve_method(speculative, family)
+    return speculative if max_draft_len == speculative.num_speculative_tokens else speculative.limited_to(max_draft_len)
 
 
 def _step(question: Question, depth: Depth, slots: int, *, backend: str | None = None) -> PlannedStep:

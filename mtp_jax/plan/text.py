@@ -21,7 +21,7 @@ def facts(plan: Plan) -> dict[str, str]:
     mesh = question.mesh
     share = f"{question.memory_share:.0%} of {in_units(chip.hbm_bytes)}"
     return {
-        "model": f"{question.family.name}, {sum_parameters(question.family) / 1e9:.2f} billion parameters",
+        "model": f"{question.family.name}, {sum_parameters(question.family):,} parameters",
         "on": f"{question.where.name}: {question.where.num_devices} devices, mesh data={mesh.data},model={mesh.model}",
         "of a device": f"{share}, {chip.hbm_bytes_s / 1e9:.0f} GB/s, {chip.flop_s / 1e12:.0f} TFLOP/s in bfloat16, "
         f"{chip.send_bytes_s / 1e9:.0f} GB/s sent",
@@ -96,7 +96,9 @@ def fit_rows(plan: Plan) -> Rows:
 
 
 def exchange_rows(plan: Plan) -> Rows:
-    """Collectives of a step by draft length: count, and bytes of their larger side on a device."""
+    """Collectives of a step by draft length: count, and bytes of their larger side on a device. None on one device."""
+    if plan.question.where.num_devices == 1:
+        return []
     rows = [["collectives a step", "devices", "hosts", *(f"K = {k}" for k in range(len(plan.exchanged)))]]
     counted = [_counted(of.least) for of in plan.exchanged]
     for key in sorted({key for counts in counted for key in counts}):

@@ -28,6 +28,4 @@ def test_a_compiled_step_takes_what_is_planned() -> None:
     # The chip pads small arrays to its tiles: of a model this small the arguments are many times larger.
     assert compiled.argument_bytes >= memory.used_bytes(batch=8, context=64)
     kinds = Counter(one.kind for one in compiled.exchanged.least)
-    lowered = Counter(one.kind for one in step.collectives(StepShape(4, 0)).least)
-    assert kinds["all-reduce"] >= 2 * family.num_layers
-    assert lowered["all-reduce"] >= kinds["all-reduce"]  # a compiler joins some
+    assert kinds["all-reduce"] >= 2 * family.num_layers  # more of them, if it writes other collectives as such

@@ -16,6 +16,7 @@ from mtp_jax.core.errors import ConfigError
 from mtp_jax.llm import LLM
 from mtp_jax.testing.oracle import plain_decode
 from mtp_jax.testing.toy_family import ToyFamily
+from tests.batch.kills import kill_and_go_on
 from tests.batch.object_store import object_store
 from tests.batch.toy_job import good_line, restarted_llm, run_toy_batch, team_of, toy_llm
 from tests.batch.toy_processes import ToyProcesses
@@ -264,6 +265,12 @@ def test_thirty_random_kills(tmp_path: Path, num_processes: int, num_devices: in
     print(f"{kills} kills")
     assert [answer(result) for result in results_of(output)] == [expected(raw.rstrip(b"\n")) for raw in lines]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.long
+def test_thirty_random_kills_of_the_bundled_models_job(tmp_path: Path) -> None:
+    """Four processes of two devices each, 2,000 requests, by the command line."""
+    assert kill_and_go_on(tmp_path, num_requests=2000, num_kills=30).total() >= 30
 
 
 @pytest.mark.long

@@ -1,11 +1,14 @@
 """Plans: what is exchanged, the least time of a step, what is refused."""
 
+import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mtp_jax.bench.suite.floors import Floor as SuiteFloor
 from mtp_jax.cli import main
 from mtp_jax.core.config import MeshConfig, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
@@ -35,6 +38,19 @@ def test_what_few_layers_say_is_what_all_of_them_exchange() -> None:
         assert whole.least != whole.most
 
 
+@pytest.mark.long
+def test_few_layers_of_deepseek_v3_say_what_all_61_exchange() -> None:
+    family = planned_family("deepseek-v3")
+    asked = Question(family, slice_named("v5p:4x4x4"), MeshConfig(data=4, model=16), SpeculativeConfig())
+    plan = make_plan(replace(asked, batch_sizes=(32,), attention_backend="reference"))
+    config = plan.question.config(slots_per_shard=8)
+    step = PlannedStep(family, config, asked.dtype, abstract_target(asked.where, config))
+    for draft_len in (0, 3):
+        whole = step.collectives(StepShape(8, draft_len))
+        assert Counter(plan.exchanged[draft_len].least) == Counter(whole.least)
+        assert Counter(plan.exchanged[draft_len].most) == Counter(whole.most)
+
+
 def test_the_least_time_of_a_small_model_by_hand() -> None:
     family = small_family("llama", "no_mtp")
     asked = question(family, data=1, model=1, speculative=SpeculativeConfig(method=None), batch_sizes=(3,))
@@ -42,7 +58,7 @@ def test_the_least_time_of_a_small_model_by_hand() -> None:
     [floor] = batch.floors
     hidden, ffn, vocab, heads, kv_heads, channels, layers = 16, 24, 48, 4, 2, 4, 3
     products = layers * (hidden * (heads + 2 * kv_heads) * channels + heads * channels * hidden + 3 * hidden * ffn)
-    norms = layers * 2 * hidden
+    norms = (layers * 2 + 1) * hidden
     assert floor.load.weight_bytes == 2 * (products + norms + vocab * hidden)
     assert floor.load.kv_bytes == 3 * 64 * layers * 2 * kv_heads * channels * 2
     assert floor.load.flop == 2 * 3 * (products + vocab * hidden) + 3 * 64 * layers * 2 * 2 * heads * channels
@@ -63,6 +79,18 @@ def test_experts_are_read_as_far_as_tokens_choose_them() -> None:
     assert more - two < two - one  # the more tokens, the more of their experts are read already
     every = roofline.floor(1000, 0, ()).load.expert_bytes
     assert every == pytest.approx(2 * per_layer)
+
+
+@pytest.mark.parametrize("features", [("deepseek_v3",), ("glm4_moe", "tied"), ("mimo",)], ids=str)
+def test_on_one_device_the_suites_floor_reads_the_same_bytes(features: tuple[str, ...]) -> None:
+    """`bench decode --suite` counts them in another way, for steps that it measures."""
+    family = small_family(*features)
+    asked = question(family, data=1, model=1)
+    config = asked.config(1)
+    roofline = Roofline(PlannedStep(family, config, asked.dtype, abstract_target(asked.where, config)), 64)
+    for batch, draft_len in itertools.product((1, 5, 64), (0, 1, 3)):
+        planned = roofline.floor(batch, draft_len, ()).load.num_bytes
+        assert planned == pytest.approx(SuiteFloor.of(family, itemsize=2).step_bytes(batch, 64, draft_len))
 
 
 def test_two_devices_share_what_is_split_and_all_read_what_is_not() -> None:
@@ -100,6 +128,15 @@ def test_deepseek_v3_whole_is_planned_from_its_config() -> None:
     assert Depth.of(family) == Depth(dense=3, experts=58)
     with pytest.raises(ConfigError, match=r"682\.6 billion parameters does not fit.* GiB too little"):
         make_plan(Question(family, slice_named("h200:8"), MeshConfig(model=8), SpeculativeConfig(), batch_sizes=(1,)))
+
+
+def test_drafts_are_those_that_the_model_has_layers_for() -> None:
+    with pytest.raises(ConfigError, match="needs MTP layers"):
+        make_plan(question(small_family("llama", "no_mtp"), data=1, model=1))
+    vanilla = SpeculativeConfig(method="mtp_vanilla", num_speculative_tokens=3)
+    with pytest.warns(UserWarning, match="drafting 1 tokens a step"):
+        plan = make_plan(question(small_family("deepseek_v3"), data=1, model=1, speculative=vanilla))
+    assert [floor.draft_len for floor in plan.batches[0].floors] == [0, 1]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *more: str) -> str:
