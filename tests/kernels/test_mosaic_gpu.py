@@ -29,6 +29,7 @@ from kernels_pallas.paged_attention import (  # noqa: E402 - needs the module th
     mosaic_gpu_attend,
     mosaic_gpu_combine,
     mosaic_gpu_common,
+    mosaic_gpu_exact,
     mosaic_gpu_latent,
     mosaic_gpu_pieces,
     mosaic_gpu_schedule,
@@ -92,6 +93,30 @@ def test_a_nan_value_reaches_the_rows_that_attend_it_only() -> None:
     out_BWHE = np.asarray(run(*poisoned, config=spec.config("mosaic_gpu"), num_ctas=1).astype(jnp.float32))
     assert np.isfinite(out_BWHE[:, 0]).all()
     assert np.isnan(out_BWHE[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(GQA, committed_len=(40, 5), num_q_heads=2, num_kv_heads=1),
+        replace(GQA, committed_len=(40, 5), num_q_heads=2, num_kv_heads=1, dtype="float32"),
+        replace(TURNED, committed_len=(70, 5), page_size=32),
+        replace(WIDE, committed_len=(70, 5), page_size=64),
+    ],
+    ids=["gqa", "float32", "turned", "wide"],
+)
+def test_page_ids_that_name_no_page_and_lengths_past_the_table_are_harmless(spec: ArgSpec) -> None:
+    inputs = make_inputs(replace(spec, num_unused_entries=0), KEY)
+    table_BP = inputs.page_table_BP
+    num_pages = inputs.k_pages_NZGC.shape[0]
+    finite = [None if pages is None else jnp.nan_to_num(pages, nan=0.5) for pages in inputs[1:3]]
+    stray = inputs._replace(
+        k_pages_NZGC=finite[0],
+        v_pages_NZGE=finite[1],
+        page_table_BP=table_BP.at[0, 1].set(2**31 - 1).at[1, 0].set(-7).at[1, 1].set(num_pages),
+        committed_len_B=jnp.array([spec.committed_len[0], 999], jnp.int32),
+    )
+    check(run, spec, stray)
 
 
 def test_parts_of_peaked_rows_are_weighed_by_their_sums() -> None:
@@ -297,6 +322,23 @@ TURNED_MUTANTS = {
 }
 
 
+EXACT_MUTANTS = {
+    "rows attend one position less": (
+        mosaic_gpu_exact,
+        "_attend_block",
+        lambda layout, scratch, block, base, *rest, original=mosaic_gpu_exact._attend_block: original(
+            layout, scratch, block, base - 1, *rest
+        ),
+    ),
+    "every block is the first": (
+        mosaic_gpu_exact,
+        "_load_block",
+        lambda *where, original=mosaic_gpu_exact._load_block: original(*where[:-1], where[-1] * 0),
+    ),
+    "nobody waits for keys": (mosaic_gpu_exact, "plgpu", _NoWait(4)),  # two pages, of keys and of values
+}
+
+
 @pytest.fixture
 def interpreter_reset() -> Iterator[None]:
     """A fault may leave the interpreter in the middle of a kernel."""
@@ -331,3 +373,13 @@ def test_a_fault_of_the_turned_kernel_is_found(
     spec = replace(TURNED, committed_len=(150,), page_size=16)  # three blocks, cut in two
     with pytest.raises((AssertionError, RuntimeError)):
         check(functools.partial(run, num_ctas=2), spec, make_inputs(spec, KEY))
+
+
+@pytest.mark.parametrize("name", EXACT_MUTANTS)
+def test_a_fault_of_the_float32_kernel_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch, interpreter_reset: None
+) -> None:
+    monkeypatch.setattr(*EXACT_MUTANTS[name])
+    spec = replace(GQA, committed_len=(70,), num_q_heads=1, num_kv_heads=1, page_size=32, dtype="float32")
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(run, spec, make_inputs(spec, KEY))
