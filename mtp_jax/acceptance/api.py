@@ -28,14 +28,43 @@ class AcceptanceRule(Protocol):
         ...
 
 
-def accepted_prefix_len(is_right_BK: Bool[Array, "B K"]) -> Int[Array, " B"]:
-    """Length of the longest all-true prefix of each row.
+def within_cap(draft_cap_B: Int[Array, " B"], num_drafts: int) -> Bool[Array, "B K"]:
+    """Which of a slot's drafts are there.
 
-    >>> import jax.numpy as jnp
-    >>> accepted_prefix_len(jnp.array([[True, True, False, True], [False, True, True, True]])).tolist()
-    [2, 0]
+    >>> within_cap(jnp.array([1, 3]), 3).tolist()
+    [[True, False, False], [True, True, True]]
     """
-    return is_right_BK.astype("int32").cumprod(axis=1).sum(axis=1)
+    return jnp.arange(num_drafts)[None, :] < draft_cap_B[:, None]
+
+
+def accepted_prefix_len(stands_BK: Bool[Array, "B K"], draft_cap_B: Int[Array, " B"]) -> Int[Array, " B"]:
+    """How many drafts stand before the first that does not, or that is not there.
+
+    >>> stands = jnp.array([[True, True, False, True], [True, True, True, True]])
+    >>> accepted_prefix_len(stands, jnp.array([4, 3])).tolist()
+    [2, 3]
+    """
+    is_prefix_BK = stands_BK & within_cap(draft_cap_B, stands_BK.shape[1])
+    return is_prefix_BK.astype("int32").cumprod(axis=1).sum(axis=1)
+
+
+def target_after_prefix(
+    drafts: Drafts, stands_BK: Bool[Array, "B K"], draft_cap_B: Int[Array, " B"], target_tokens_BW: Int[Array, "B W"]
+) -> Accepted:
+    """The verdict where drafts stand that the target need not say: their prefix, then the target's own token.
+
+    >>> drafts, stands = Drafts(jnp.array([[5, 6]])), jnp.array([[True, False]])
+    >>> verdict = target_after_prefix(drafts, stands, jnp.array([2]), jnp.array([[1, 2, 3]]))
+    >>> verdict.num_accepted.tolist(), verdict.tokens_BE[0, :2].tolist()
+    ([1], [5, 2])
+    """
+    num_accepted = accepted_prefix_len(stands_BK, draft_cap_B)
+    next_token_B1 = jnp.take_along_axis(target_tokens_BW, num_accepted[:, None], axis=1)
+    return Accepted(
+        num_accepted=num_accepted,
+        tokens_BE=drafts_then(drafts, num_accepted, next_token_B1),
+        target_tokens_BW=target_tokens_BW,
+    )
 
 
 def drafts_then(drafts: Drafts, num_accepted: Int[Array, " B"], next_token_B1: Int[Array, "B 1"]) -> Int[Array, "B E"]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mtp_jax.acceptance.api import accepted_prefix_len
+from mtp_jax.acceptance.api import accepted_prefix_len, within_cap
 from mtp_jax.core.types import Drafts
 
 
@@ -60,7 +60,7 @@ def judge_tokens(
     if num_drafts == 0:
         return _nothing_to_judge(target_probs_BWV)
     p_BK, q_BK = _probs_of_drafts(drafts, target_probs_BWV)
-    num_accepted = accepted_prefix_len((coins_BK * q_BK < p_BK) & _within(draft_cap_B, num_drafts))
+    num_accepted = accepted_prefix_len(coins_BK * q_BK < p_BK, draft_cap_B)
     is_refused = num_accepted < draft_cap_B
     row_BV = _row(target_probs_BWV, num_accepted)
     fallen = jnp.minimum(num_accepted, num_drafts - 1)
@@ -116,7 +116,7 @@ def judge_block(
     keep_BK = jnp.concatenate([keep_BK, reach_BW[:, -1:]], axis=1)
     length_1K = jnp.arange(1, num_drafts + 1, dtype=jnp.int32)[None, :]
     keep_BK = jnp.where(length_1K == draft_cap_B[:, None], reach_BW[:, 1:], keep_BK)
-    is_kept_BK = (coins_BK < keep_BK) & _within(draft_cap_B, num_drafts)
+    is_kept_BK = (coins_BK < keep_BK) & within_cap(draft_cap_B, num_drafts)
     num_accepted = jnp.max(jnp.where(is_kept_BK, length_1K, 0), axis=1)
     is_refused = num_accepted < draft_cap_B
     remainder_BV = _row(remainder_BKV, jnp.minimum(num_accepted, num_drafts - 1))
@@ -150,10 +150,6 @@ def _remainder(target_probs_BKV: Array, drafts: Drafts, scale_BK: Array) -> Arra
 def _following(row_BV: Array, remainder_BV: Array, is_refused: Array) -> Array:
     has_remainder = jnp.any(remainder_BV > 0, axis=-1)
     return jnp.where((is_refused & has_remainder)[:, None], remainder_BV, row_BV)
-
-
-def _within(draft_cap_B: Array, num_drafts: int) -> Array:
-    return jnp.arange(num_drafts)[None, :] < draft_cap_B[:, None]
 
 
 def _row(x_BWV: Array, index_B: Array) -> Array:

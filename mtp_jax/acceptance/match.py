@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from mtp_jax.acceptance.api import accepted_prefix_len
+from mtp_jax.acceptance.api import accepted_prefix_len, within_cap
 from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import choose_tokens, noise_of_rows
@@ -30,13 +30,10 @@ class Match:
     ) -> Accepted:
         if drafts.parent_BK is not None:
             return _longest_path(drafts, drafts.parent_BK, target_logits_BWV, slots, parallel)
-        num_rows = target_logits_BWV.shape[1]
         text = texts_of_rows(slots, drafts)
         target_tokens_BW = choose_tokens(target_logits_BWV, slots.noise_BWV, slots.sampling, text, parallel)
-        within_cap = jnp.arange(num_rows - 1)[None, :] < slots.draft_cap[:, None]
-        is_right_BK = (drafts.tokens_BK == target_tokens_BW[:, :-1]) & within_cap
         return Accepted(
-            num_accepted=accepted_prefix_len(is_right_BK),
+            num_accepted=accepted_prefix_len(drafts.tokens_BK == target_tokens_BW[:, :-1], slots.draft_cap),
             tokens_BE=target_tokens_BW,
             target_tokens_BW=target_tokens_BW,
         )
@@ -58,9 +55,8 @@ def _longest_path(
     text = texts_of_rows(slots, drafts)
     target_tokens_BW = choose_tokens(target_logits_BWV, noise_BWV, slots.sampling, text, parallel)
 
-    within_cap_BK = jnp.arange(parent_BK.shape[1])[None, :] < slots.draft_cap[:, None]
     wanted_BK = jnp.take_along_axis(target_tokens_BW, parent_BK, axis=1)
-    is_right_BK = (drafts.tokens_BK == wanted_BK) & within_cap_BK
+    is_right_BK = (drafts.tokens_BK == wanted_BK) & within_cap(slots.draft_cap, parent_BK.shape[1])
     is_right_BW = jnp.pad(is_right_BK, ((0, 0), (1, 0)), constant_values=True)
     is_wrong_before_BWV = is_ancestor(bits_BW, bits_BW.shape[1]) & ~is_right_BW[:, None, :]
     accepted_depth_BW = jnp.where(jnp.any(is_wrong_before_BWV, axis=-1), -1, depths(bits_BW))

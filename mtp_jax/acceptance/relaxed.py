@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from mtp_jax.acceptance.api import accepted_prefix_len, drafts_then
+from mtp_jax.acceptance.api import target_after_prefix
 from mtp_jax.acceptance.match import Match
 from mtp_jax.core.types import Accepted, Drafts, RowText, SlotView
 from mtp_jax.ops.branches import if_needed
@@ -86,15 +86,9 @@ class Relaxed:
             own_BK1 = jnp.take_along_axis(probs_BKV, drafts.tokens_BK[..., None], axis=-1)
             num_likelier_BK = jnp.sum(probs_BKV > own_BK1, axis=-1, dtype=jnp.int32)
             is_close_BK = own_BK1[..., 0] >= jnp.max(probs_BKV, axis=-1) - self.delta
-            return (num_likelier_BK < self.topk) & is_close_BK & (own_BK1[..., 0] > 0)
+            is_among_topk_BK = num_likelier_BK < min(self.topk, probs_BKV.shape[-1])
+            return is_among_topk_BK & is_close_BK & (own_BK1[..., 0] > 0)
 
         is_near_BK = lax.cond(jnp.any(thinks_BK), near_the_best, lambda: jnp.zeros_like(thinks_BK))
         is_right_BK = (drafts.tokens_BK == target_tokens_BW[:, :-1]) | (thinks_BK & is_near_BK)
-        within_cap_BK = jnp.arange(num_drafts)[None, :] < slots.draft_cap[:, None]
-        num_accepted = accepted_prefix_len(is_right_BK & within_cap_BK)
-        next_token_B1 = jnp.take_along_axis(target_tokens_BW, num_accepted[:, None], axis=1)
-        return Accepted(
-            num_accepted=num_accepted,
-            tokens_BE=drafts_then(drafts, num_accepted, next_token_B1),
-            target_tokens_BW=target_tokens_BW,
-        )
+        return target_after_prefix(drafts, is_right_BK, slots.draft_cap, target_tokens_BW)

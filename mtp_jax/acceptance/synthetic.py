@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mtp_jax.acceptance.api import AcceptanceRule, accepted_prefix_len, drafts_then
+from mtp_jax.acceptance.api import AcceptanceRule, target_after_prefix
 from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.ops.kv_cache import row_positions
 from mtp_jax.ops.sampling import Stream, uniform_coins
@@ -38,14 +38,7 @@ class Synthetic:
         position_BK = row_positions(slots.committed_len + 1, num_drafts)
         coins_BK = uniform_coins(slots.sampling.key_B2, position_BK, Stream.ACCEPT)
         rates_1K = jnp.array([self.rates[:num_drafts]], jnp.float32)
-        within_cap_BK = jnp.arange(num_drafts)[None, :] < slots.draft_cap[:, None]
-        num_accepted = accepted_prefix_len((coins_BK < rates_1K) & within_cap_BK)
-        next_token_B1 = jnp.take_along_axis(target_tokens_BW, num_accepted[:, None], axis=1)
-        return Accepted(
-            num_accepted=num_accepted,
-            tokens_BE=drafts_then(drafts, num_accepted, next_token_B1),
-            target_tokens_BW=target_tokens_BW,
-        )
+        return target_after_prefix(drafts, coins_BK < rates_1K, slots.draft_cap, target_tokens_BW)
 
 
 def conditional_rates(shares: Sequence[float]) -> tuple[float, ...]:

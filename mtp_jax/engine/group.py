@@ -49,6 +49,7 @@ class Group:
         self._num_decodes = 0
         self.last_draft_len = 0  # of the last decode step that was launched, for those who look on
         self.prefills_first = False  # no decode step while a prompt waits: for measurements that fill a batch first
+        self._last_bucket = 1  # slots of the last decode step
         self._after_prefill = False
         self._is_running = False  # launching by votes; without a vote it stays False
         self._start = 0  # number of the first launch since the last start
@@ -161,7 +162,10 @@ class Group:
         while len(prefills_coming) > self._depth:
             prefills_coming.popleft()
         wish = shard.wish(
-            num_ahead=self._depth, num_prefills_coming=sum(prefills_coming), step_number=self._num_decodes
+            num_ahead=self._depth,
+            num_prefills_coming=sum(prefills_coming),
+            step_number=self._num_decodes,
+            group_bucket=self._last_bucket,
         )
         prefills_coming.append(wish.chunk > 0)
         return wish
@@ -172,6 +176,7 @@ class Group:
         if isinstance(shape, StepShape):
             self._num_decodes += 1
             self.last_draft_len = shape.draft_len
+            self._last_bucket = shape.slots
 
     # ---- reconciliation
 

@@ -160,10 +160,11 @@ class Scheduler:
 
     # ---- the wish
 
-    def wish(self, *, num_ahead: int, num_prefills_coming: int, step_number: int) -> Wish:
+    def wish(self, *, num_ahead: int, num_prefills_coming: int, step_number: int, group_bucket: int = 1) -> Wish:
         """What this shard wants of the step after `num_ahead` launches whose shapes it does not know yet.
 
         0 ahead: of the very next one. `num_prefills_coming` of those launches are prefills by its own earlier wishes.
+        `group_bucket`: slots of the decode program that ran last, which the largest shard had need of.
         """
         decoding, prefilling = self._decoding(), self._prefilling()
         to_decode = decoding if num_ahead == 0 else [*decoding, *prefilling]
@@ -182,7 +183,7 @@ class Scheduler:
         ):
             longest = 0
         elif self.policy.is_voted:
-            bucket = self.grid.choose(num_slots, longest).slots
+            bucket = max(self.grid.choose(num_slots, longest).slots, group_bucket)
             view = PolicyView(max(len(decoding), 1), bucket, longest, step_number)
             longest = wish(self.policy, view)
         return Wish(

@@ -11,7 +11,7 @@ class PolicyView:
     """What a policy may look at: counts that the host knows before the launch."""
 
     num_decoding: int  # slots that decode in this step, in the data shard with most of them; prefills are not counted
-    slot_bucket: int  # slots of the compiled program that would run
+    slot_bucket: int  # slots of the compiled program that would run, by the step before it where other shards have more
     max_draft_len: int
     step_number: int  # decode steps of the group so far: the same on every process
 

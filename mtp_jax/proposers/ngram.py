@@ -6,8 +6,8 @@ edits, summaries, retrieval); proposes nothing where the last tokens are new.
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int
 
 from mtp_jax.core.config import SpeculativeConfig
@@ -16,6 +16,7 @@ from mtp_jax.proposers.from_text import FromText
 from mtp_jax.proposers.method import Method
 
 _LONGEST_MATCH = 5
+_LONGEST_UNROLLED = 8
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class PromptLookup:
         tokens_BK, match_len_B = look_up(
             slots.history_BS, slots.committed_len + 1, num_drafts=draft_len, max_match=self.max_match
         )
-        is_found_B = slots.live & (match_len_B >= self.min_match)
+        never = slots.history_BS.shape[1] + 1  # and a length that an int32 holds
+        is_found_B = slots.live & (match_len_B >= min(self.min_match, never))
         return Drafts(tokens_BK, num_proposed=jnp.where(is_found_B, draft_len, 0))
 
 
@@ -50,23 +52,28 @@ def look_up(
     last_B = num_known - 1
     position_S = jnp.arange(history_BS.shape[1], dtype=jnp.int32)
 
-    def tokens_before(distance: int) -> tuple[Array, Array]:
-        """Token and existence of what stands `distance` places before each position, and before the text's end."""
+    def compare(distance: Array | int, so_far: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Whether what stands `distance` places before each position is what stands so far before the text's end."""
+        is_run_BS, match_len_BS = so_far
         shifted_BS = jnp.roll(history_BS, distance, axis=1)
         own_B1 = jnp.take_along_axis(history_BS, jnp.maximum(last_B - distance, 0)[:, None], axis=1)
-        return shifted_BS, own_B1
+        is_run_BS &= (position_S >= distance)[None, :] & (shifted_BS == own_B1)
+        return is_run_BS, match_len_BS + is_run_BS.astype(jnp.int32)
 
     is_run_BS = (position_S[None, :] < last_B[:, None]) & (last_B[:, None] >= 0)
-    match_len_BS = jnp.zeros(history_BS.shape, jnp.int32)
-    for distance in range(max_match):
-        shifted_BS, own_B1 = tokens_before(distance)
-        is_run_BS &= (position_S >= distance)[None, :] & (shifted_BS == own_B1)
-        match_len_BS += is_run_BS.astype(jnp.int32)
+    num_compared = min(max_match, history_BS.shape[1])
+    _, match_len_BS = lax.fori_loop(
+        0,
+        num_compared,
+        compare,
+        (is_run_BS, jnp.zeros(history_BS.shape, jnp.int32)),
+        unroll=num_compared <= _LONGEST_UNROLLED,  # a user may name any length, and programs must stay small
+    )
     match_len_B = jnp.max(match_len_BS, axis=1)
     is_best_BS = (match_len_BS == match_len_B[:, None]) & (match_len_BS > 0)
     place_B = jnp.max(jnp.where(is_best_BS, position_S[None, :], -1), axis=1)
     period_B1 = jnp.maximum(last_B - place_B, 1)[:, None]
-    source_BK = place_B[:, None] + 1 + jax.lax.rem(jnp.arange(num_drafts, dtype=jnp.int32)[None, :], period_B1)
+    source_BK = place_B[:, None] + 1 + lax.rem(jnp.arange(num_drafts, dtype=jnp.int32)[None, :], period_B1)
     return jnp.take_along_axis(history_BS, source_BK, axis=1, mode="clip"), match_len_B
 
 

@@ -92,6 +92,8 @@ def verdict(rule: Any, drafts: np.ndarray, logits: np.ndarray, slots: SlotView) 
 
 
 RULE = Relaxed(TOPK, DELTA)
+ALL = Relaxed(10**12, 1.0)
+"""Whatever has a probability stands."""
 PARAMS = [
     SamplingParams(temperature=0, thinking_token_ids=(BEGIN, END)),
     SamplingParams(temperature=0.7, top_k=2, thinking_token_ids=(BEGIN, END)),
@@ -125,6 +127,15 @@ def test_what_stands_is_what_the_definition_says(params: SamplingParams) -> None
         assert int(found.num_accepted[slot]) == len(expected) - 1
         assert found.tokens_BE[slot, : len(expected)].tolist() == expected
     assert num_relaxed > 10
+
+
+@pytest.mark.parametrize(("params", "num_accepted"), [(PARAMS[0], 2), (PARAMS[1], 0)], ids=["greedy", "filtered"])
+def test_whatever_stands_a_request_excludes_more(params: SamplingParams, num_accepted: int) -> None:
+    """More tokens than there are, however unlikely: all that has a probability, and nothing that top-k left out."""
+    logits = np.random.default_rng(2).normal(size=(8, 3, VOCAB)).astype(np.float32)
+    unlikeliest = 3 + logits[:, :2, 3:].argmin(axis=-1)  # no mark, and at least two are likelier
+    slots = slots_with([[BEGIN]] * 8, params, 2)
+    assert verdict(ALL, unlikeliest, logits, slots).num_accepted.tolist() == [num_accepted] * 8
 
 
 def test_without_marks_it_is_match() -> None:

@@ -11,6 +11,7 @@ from mtp_jax.core.errors import EngineFailed
 from mtp_jax.core.shapes import PrefillShape, ShapeGrid, StepShape
 from mtp_jax.engine.group import Group
 from mtp_jax.engine.vote import Wish, agree, shape_of
+from mtp_jax.policies.api import PolicyView
 from mtp_jax.policies.fixed import FixedDraftLen
 from mtp_jax.policies.gate import AcceptanceGate
 from mtp_jax.policies.schedule import ScheduledDraftLen
@@ -232,6 +233,29 @@ def test_a_schedule_is_asked_about_the_largest_batch_behind_a_gate_too(is_gated:
         mesh.step((3,))
     assert draft_lens(mesh)[before:] == [2] * 4
     mesh.finish()
+
+
+def test_a_policy_is_told_of_the_program_that_runs_and_not_of_its_shards_own() -> None:
+    """One request here, eight there: the step that both run has eight slots, and so its cost is that of eight."""
+    seen: list[int] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Watching(ScriptedDraftLen):
+        def choose(self, view: PolicyView) -> int:
+            seen.append(view.slot_bucket)
+            return super().choose(view)
+
+    config = config_of(2, max_model_len=60, slots_per_shard=8)
+    mesh = MeshModel(config, (1, 1), [Watching((1,)), ScriptedDraftLen((1,))])
+    mesh.submit(0, numbered_request(0, prompt_len=2, max_tokens=40))
+    for number in range(1, 9):
+        mesh.submit(1, numbered_request(number, prompt_len=2, max_tokens=30))
+    while not mesh.finished:
+        mesh.step((0,))
+    assert seen[0] == 1
+    assert seen[-1] == 8
+    mesh.finish()
+    assert seen[-1] == 1  # alone in the end
 
 
 def test_a_slot_at_its_end_takes_nobodys_drafts() -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp_jax.core.config import SamplingParams
@@ -43,10 +43,11 @@ def cases(draw: st.DrawFn) -> tuple[Request, list[int], list[int], np.ndarray]:
 def with_room(params: SamplingParams) -> SamplingParams:
     """The same, its lists filled up with what must have no effect: so that one shape is compiled."""
     stops, bias, words = list(params.stop_token_ids or ()), dict(params.logit_bias or {}), list(params.bad_words or ())
+    others = [token for token in range(VOCAB) if token not in bias]
     return replace(
         params,
         stop_token_ids=stops + [-1] * (2 - len(stops)),
-        logit_bias=bias | {VOCAB + 1 + i: 9.0 for i in range(4 - len(bias))},
+        logit_bias=bias | dict.fromkeys(others[: 4 - len(bias)], 9.0),
         bad_words=[*words, *[(0, 1, 2)] * (3 - len(words))],
     )
 
@@ -62,6 +63,7 @@ def edited(
     return jnp.concatenate([verified_BWV, drafted_B1V], axis=1)
 
 
+@settings(max_examples=4 * settings().max_examples)
 @given(batch=st.tuples(cases(), cases()))
 def test_each_row_is_edited_by_its_definition(batch: tuple) -> None:
     """Two slots of one launch; what lies beyond a slot's text in its history is some other text."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtp_jax.core.sampling_params import FLOAT32_RANGE, SamplingParams
@@ -29,6 +29,8 @@ chosen = jax.jit(lambda logits, noise, rows: choose_tokens(logits, noise, rows, 
 noise = jax.jit(gumbel_noise, static_argnums=2)
 IDS = jnp.arange(VOCAB, dtype=jnp.int32)
 
+FALLING = -np.arange(VOCAB, dtype=np.float32) * np.float32(0.28)
+"""Each token about 0.75 times as likely as the one before."""
 logits_rows = st.lists(st.integers(-40, 40), min_size=VOCAB, max_size=VOCAB).map(
     lambda values: np.array(values, np.float32) / 4
 )
@@ -41,9 +43,13 @@ params_rows = st.builds(
 )
 
 
+@settings(max_examples=8 * settings().max_examples)
 @given(logits_V=logits_rows, params=params_rows)
 @example(np.zeros(VOCAB, np.float32), SamplingParams(top_k=1))  # all equal: all stay
 @example(np.zeros(VOCAB, np.float32), SamplingParams(top_p=1e-6))
+@example(-np.arange(VOCAB, dtype=np.float32), SamplingParams(temperature=0.05, top_k=3))  # the first has all the mass
+@example(FALLING, SamplingParams(top_k=2, top_p=0.55))  # 0.57 of the two that are left, 0.25 of all
+@example(FALLING, SamplingParams(temperature=3.0, min_p=0.4))  # warmed up, more are likely enough
 def test_filters_are_their_definition(logits_V: np.ndarray, params: SamplingParams) -> None:
     """Temperature, min-p, top-k, top-p, what equals the last kept token stays: against sorting and adding up."""
     actual_V = np.asarray(adjusted(logits_V[None, None, :], sampling_rows(params)))[0, 0]

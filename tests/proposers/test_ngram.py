@@ -26,17 +26,22 @@ WIDTH, NUM_DRAFTS, MAX_MATCH = 14, 4, 3
 looked_up = jax.jit(look_up, static_argnames=("num_drafts", "max_match"))
 
 
-@given(texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=WIDTH), min_size=2, max_size=2))
-@example([[0] * WIDTH, [1, 2, 0]])  # one period of length 1; nothing repeats
-@example([[1], [2]])
-@example([[0, 1, 2, 0, 1, 2, 0], [2, 1, 1, 2, 1]])
-def test_the_longest_and_then_the_latest_match_is_copied(texts: list[list[int]]) -> None:
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=WIDTH), min_size=2, max_size=2),
+    max_match=st.sampled_from((MAX_MATCH, 10**12)),
+)
+@example([[0] * WIDTH, [1, 2, 0]], MAX_MATCH)  # one period of length 1; nothing repeats
+@example([[0] * WIDTH, [1, 2, 0]], 10**12)
+@example([[1], [2]], MAX_MATCH)
+@example([[0, 1, 2, 0, 1, 2, 0], [2, 1, 1, 2, 1]], MAX_MATCH)
+def test_the_longest_and_then_the_latest_match_is_copied(texts: list[list[int]], max_match: int) -> None:
+    """A few tokens are compared, or all there are."""
     # What is past the text would match it: it must not be looked at.
     history = np.stack([np.resize(text, WIDTH) for text in texts]).astype(np.int32)
     lengths = jnp.array([len(text) for text in texts], jnp.int32)
-    drafts, match_len = looked_up(history, lengths, num_drafts=NUM_DRAFTS, max_match=MAX_MATCH)
+    drafts, match_len = looked_up(history, lengths, num_drafts=NUM_DRAFTS, max_match=max_match)
     for slot, text in enumerate(texts):
-        expected, expected_len = plain_lookup(text, NUM_DRAFTS, MAX_MATCH)
+        expected, expected_len = plain_lookup(text, NUM_DRAFTS, max_match)
         assert int(match_len[slot]) == expected_len
         if expected_len:
             assert tuple(drafts[slot].tolist()) == expected
@@ -62,6 +67,9 @@ def test_a_match_that_is_too_short_proposes_nothing() -> None:
     assert drafts.num_proposed is not None
     assert drafts.num_proposed.tolist() == [2, 0, 0]
     assert drafts.tokens_BK[0].tolist() == [3, 1]
+    drafts = PromptLookup(min_match=10**12, max_match=10**12)(slots, 2)
+    assert drafts.num_proposed is not None
+    assert not drafts.num_proposed.any()
 
 
 @pytest.mark.parametrize("has_law", [False, True])
