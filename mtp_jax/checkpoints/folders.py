@@ -74,9 +74,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds; `CheckpointError` if it is missing or is not JSON."""
+    """What a JSON file holds; `CheckpointError` if it is missing, is not JSON, or says two things of one name."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if found.setdefault(name, value) != value:
+                raise CheckpointError(f"{file} has {name!r} twice: {found[name]!r} and {value!r}.")
+        return found
+
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing.") from None
     except OSError as error:

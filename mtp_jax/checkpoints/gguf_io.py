@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from tokenizers import Tokenizer
 
-from mtp_jax.checkpoints.errors import CheckpointError
+from mtp_jax.checkpoints.errors import CheckpointError, odd_number
 from mtp_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
 from mtp_jax.checkpoints.safetensors_io import StoredTensor
 from mtp_jax.models.rope import Llama3Scaling
@@ -28,6 +28,14 @@ _DTYPES: Mapping[str, str] = {"F32": "float32", "F16": "float16"}
 """Other types are numbers of 16 bits at most: bfloat16 holds their range."""
 _LLAMA3_FIELDS = {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of every released Llama 3 with scaling; only the factor differs."""
+_UNDERSTOOD = (
+    *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
+    *("expert_count", "expert_used_count", "tensor_data_layout"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "rope.scaling.type"),
+    *("rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+)
+"""Metadata of an architecture that is read, checked, or changes nothing."""
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -73,6 +81,8 @@ class GgufReader:
             if tensor.name == ROPE_FACTORS:
                 continue
             name = hf_name(tensor.name)
+            if name in self.tensors:
+                raise CheckpointError(f"{self.folder} has tensor {name!r} twice, once as {tensor.name!r}.")
             shape = tuple(int(size) for size in reversed(tensor.shape))
             self._stored[name] = tensor
             self.tensors[name] = StoredTensor(self.folder, shape, _DTYPES.get(tensor.tensor_type.name, "bfloat16"))
@@ -81,6 +91,8 @@ class GgufReader:
         self.config = _config(self.folder, metadata, self.tensors, factors)
         self.tokenizer = gguf_tokenizer(self.folder, metadata)
         self.chat_template = metadata.get("tokenizer.chat_template")
+        if not isinstance(self.chat_template, str | None):
+            raise CheckpointError(f"{self.folder} has a chat template that is no text: {self.chat_template!r}.")
         return self
 
     def __exit__(
@@ -99,10 +111,10 @@ class GgufReader:
         return self.tensors["model.embed_tokens.weight"].dtype
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, a fresh array; quantised ones as float32. `CheckpointError` if it holds a NaN."""
+        """One tensor, a fresh array; quantised ones as float32. `CheckpointError` if it holds NaN or an infinity."""
         array = _plain(self._stored[name]).reshape(self.tensors[name].shape)
-        if np.isnan(array).any():
-            raise CheckpointError(f"{self.folder} has NaN in tensor {name!r}; weights must be numbers.")
+        if odd := odd_number(array):
+            raise CheckpointError(f"{self.folder} has {odd} in tensor {name!r}; weights must be numbers.")
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         if self.config["model_type"] != "llama" or heads is None:
             return array
@@ -179,6 +191,25 @@ def _config(
     num_heads, hidden_size = field("attention.head_count"), field("embedding_length")
     if field("expert_count", 0):
         raise CheckpointError(f"{file} has experts (metadata {kind}.expert_count), which family {kind!r} does not.")
+    for name, value in metadata.items():
+        own = name.removeprefix(f"{kind}.")
+        is_neutral = value is True if own == "attention.causal" else value in (0, "", [])
+        if own != name and own not in _UNDERSTOOD and not is_neutral:
+            raise CheckpointError(f"{file} has metadata {name} = {value!r}, which is not understood here.")
+    if not (isinstance(num_heads, int) and isinstance(hidden_size, int) and num_heads > 0):
+        raise CheckpointError(
+            f"{file} has {num_heads!r} heads over {hidden_size!r} channels; both must be whole numbers."
+        )
+    head_dim = field("attention.key_length", hidden_size // num_heads)
+    if not isinstance(head_dim, int):
+        raise CheckpointError(
+            f"{file} has metadata {kind}.attention.key_length = {head_dim!r}; it must be a whole number."
+        )
+    for name in ("rope.dimension_count", "attention.value_length"):
+        if field(name, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{file} has metadata {kind}.{name} = {field(name)!r} with heads of {head_dim} channels."
+            )
     tokens = metadata.get("tokenizer.ggml.tokens")
     config = {
         "model_type": kind,
@@ -187,7 +218,7 @@ def _config(
         "num_hidden_layers": field("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": field("attention.head_count_kv", num_heads),
-        "head_dim": field("attention.key_length", hidden_size // num_heads),
+        "head_dim": head_dim,
         "vocab_size": field("vocab_size", None if tokens is None else len(tokens)),
         "max_position_embeddings": field("context_length"),
         "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
@@ -196,6 +227,10 @@ def _config(
         "tie_word_embeddings": "lm_head.weight" not in names,
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
+    if factors_C is not None and (factors_C.shape != (head_dim // 2,) or not (factors_C > 0).all()):
+        raise CheckpointError(
+            f"{file} has tensor {ROPE_FACTORS!r}, which is not one positive factor for each frequency."
+        )
     scaling = _rope_scaling(file, metadata, kind, config["rope_theta"], factors_C)
     return config if scaling is None else {**config, "rope_scaling": scaling}
 
@@ -223,6 +258,8 @@ def _rope_scaling(
     if stated == "none":
         return None
     factor = _as_written(metadata.get(f"{kind}.rope.scaling.factor"))
+    if factor is None:
+        raise CheckpointError(f"{file} has rope scaling {stated!r} and no metadata {kind}.rope.scaling.factor.")
     original = metadata.get(f"{kind}.rope.scaling.original_context_length")
     fields = {"rope_type": stated, "factor": factor, "original_max_position_embeddings": original}
     return {name: value for name, value in fields.items() if value is not None}

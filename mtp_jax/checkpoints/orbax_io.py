@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
-from mtp_jax.checkpoints.errors import CheckpointError
+from mtp_jax.checkpoints.errors import CheckpointError, odd_number
 from mtp_jax.checkpoints.folders import new_folder
 from mtp_jax.checkpoints.manifest import ArrayFacts, FileFacts, Manifest
 from mtp_jax.models.api import Weights
@@ -29,7 +29,7 @@ ARRAYS_FOLDER = "orbax"
 def save_weights(weights: Weights, folder: Path, *, overwrite: bool = False) -> None:
     """Saves a nested dict of arrays as the checkpoint `folder`, which appears whole or not at all.
 
-    `CheckpointError` if an array holds NaN, or if `folder` exists and `overwrite` is not set.
+    `CheckpointError` if an array holds NaN or an infinity, or if `folder` exists and `overwrite` is not set.
 
     >>> save_weights({"norm": {"scale": jnp.ones(8)}}, Path("snapshot"))        # doctest: +SKIP
     """
@@ -41,8 +41,8 @@ def fill_folder(weights: Weights, folder: Path) -> None:
     """Writes arrays and manifest into an existing folder: the part of `save_weights` between start and rename."""
     arrays = flatten(weights)
     for name, array in arrays.items():
-        if jnp.issubdtype(array.dtype, jnp.floating) and bool(np.isnan(np.asarray(array)).any()):
-            raise CheckpointError(f"array {name!r} holds NaN; weights must be numbers to be saved.")
+        if jnp.issubdtype(array.dtype, jnp.floating) and (odd := odd_number(np.asarray(array))):
+            raise CheckpointError(f"array {name!r} holds {odd}; weights must be numbers to be saved.")
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / ARRAYS_FOLDER).absolute(), weights)
     # Orbax notes the path it wrote to; here that name is temporary, and the manifest says that the save is complete.

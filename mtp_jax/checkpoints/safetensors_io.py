@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mtp_jax.checkpoints.errors import CheckpointError
+from mtp_jax.checkpoints.errors import CheckpointError, odd_number
 from mtp_jax.checkpoints.folders import read_json, write_json
 from mtp_jax.checkpoints.fp8 import SCALE_SUFFIX, STORED_DTYPE, Block, dequantised, read_float8, scale_shape
 
@@ -86,11 +86,11 @@ class SafetensorsReader:
         return sum(file.stat().st_size for file in self._open_files)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, a fresh array; float8 ones as float32. `CheckpointError` if it holds a NaN."""
+        """One tensor, a fresh array; float8 ones as float32. `CheckpointError` if it holds NaN or an infinity."""
         stored = self.tensors[name]
         if stored.scale is None or self._weight_block is None:
             return self._checked(stored, name)
-        weight_RC = _without_nan(read_float8(stored.file, name), stored.file, name)
+        weight_RC = _finite(read_float8(stored.file, name), stored.file, name)
         scale_rc = self._checked(self._scales[stored.scale], stored.scale)
         return dequantised(weight_RC, scale_rc.astype(np.float32), self._weight_block)
 
@@ -99,7 +99,7 @@ class SafetensorsReader:
             array = self._open_files[stored.file].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{stored.file} is damaged at tensor {name!r}: {error}.") from None
-        return _without_nan(array, stored.file, name)
+        return _finite(array, stored.file, name)
 
     def _pair_scales(self) -> None:
         """Float8 weights take their scales along; a scale without such a weight stays a tensor like any other."""
@@ -142,9 +142,9 @@ class SafetensorsReader:
             self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), allowed[dtype])
 
 
-def _without_nan(array: np.ndarray, file: Path, name: str) -> np.ndarray:
-    if np.isnan(array).any():
-        raise CheckpointError(f"{file} has NaN in tensor {name!r}; weights must be numbers.")
+def _finite(array: np.ndarray, file: Path, name: str) -> np.ndarray:
+    if odd := odd_number(array):
+        raise CheckpointError(f"{file} has {odd} in tensor {name!r}; weights must be numbers.")
     return array
 
 

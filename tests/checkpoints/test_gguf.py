@@ -154,6 +154,57 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "gemma.gguf")
 
 
+def stated(name: str, value: Any, kind: gguf.GGUFValueType) -> Callable[[gguf.GGUFWriter], None]:
+    """Metadata, in place of what the writer has under that name."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0][name] = gguf.gguf_writer.GGUFValue(value, kind)
+
+    return add
+
+
+UINT32, FLOAT32, STRING, BOOL = (getattr(gguf.GGUFValueType, kind) for kind in ("UINT32", "FLOAT32", "STRING", "BOOL"))
+NORM_SIZE = MODELS["llama"]["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("add", "sentence"),
+    [
+        (stated("llama.attention.head_count", 0, UINT32), "has 0 heads over 16 channels"),
+        (stated("llama.attention.head_count", "4", STRING), "has '4' heads over 16 channels"),
+        (stated("llama.attention.key_length", "4", STRING), "key_length = '4'; it must be a whole number"),
+        (stated("llama.rope.dimension_count", 2, UINT32), "rope.dimension_count = 2 with heads of 4 channels"),
+        (stated("llama.attention.value_length", 9, UINT32), "value_length = 9 with heads of 4 channels"),
+        (stated("llama.attention.sliding_window", 4, UINT32), "sliding_window = 4, which is not understood"),
+        (stated("llama.attention.causal", False, BOOL), "causal = False, which is not understood"),
+        (stated("llama.logit_scale", 8.0, FLOAT32), "logit_scale = 8.0, which is not understood"),
+        (stated("llama.rope.scaling.type", "yarn", STRING), "no metadata llama.rope.scaling.factor"),
+        (stated("tokenizer.chat_template", 5, UINT32), "chat template that is no text: 5"),
+        (
+            lambda writer: writer.add_tensor("model.norm.weight", np.full(NORM_SIZE, 9, np.float32)),
+            "has tensor 'model.norm.weight' twice, once as",
+        ),
+        (lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(5, np.float32)), "not one positive factor"),
+        (lambda writer: writer.add_tensor("rope_freqs.weight", np.zeros(2, np.float32)), "not one positive factor"),
+    ],
+)
+def test_what_would_be_computed_otherwise_is_refused(
+    tmp_path: Path, add: Callable[[gguf.GGUFWriter], None], sentence: str
+) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        load_model(write_gguf(tmp_path / "model.gguf", MODELS["llama"], add))
+
+
+def test_metadata_that_changes_nothing_is_let_through(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        stated("llama.rope.dimension_count", 4, UINT32)(writer)
+        stated("llama.attention.causal", True, BOOL)(writer)
+        stated("llama.attention.sliding_window", 0, UINT32)(writer)
+        stated("general.source.url", "x", STRING)(writer)
+
+    load_model(write_gguf(tmp_path / "model.gguf", MODELS["llama"], add))
+
+
 def test_factors_of_another_scaling_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.checkpoints.test_gguf.llama3_factors", lambda *_: np.array([1, 2, 3, 4], np.float32))
     with pytest.raises(CheckpointError, match="whose factors are not those of Llama 3"):

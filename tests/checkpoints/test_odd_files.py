@@ -28,6 +28,14 @@ def test_a_config_that_is_nested_too_deep(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+def test_a_config_that_says_two_things(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": {"layers": 3, "layers": 4}}')
+    with pytest.raises(ConfigError, match="has 'layers' twice: 3 and 4"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"layers": 3, "layers": 3}')
+    assert read_config(tmp_path) == {"layers": 3}
+
+
 def test_a_damaged_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="is no tokenizer"):

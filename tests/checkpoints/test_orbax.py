@@ -161,10 +161,11 @@ def test_a_bad_manifest_is_named(saved: Path, text: str | None, sentence: str) -
         restore_weights(saved)
 
 
-def test_nan_is_not_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("odd", "word"), [(jnp.nan, "NaN"), (-jnp.inf, "an infinity")])
+def test_what_is_no_number_is_not_saved(tmp_path: Path, odd: float, word: str) -> None:
     weights = some_weights()
-    weights["layers"]["10"]["w"] = weights["layers"]["10"]["w"].at[3, 3].set(jnp.nan)
-    with pytest.raises(CheckpointError, match="array 'layers/10/w' holds NaN"):
+    weights["layers"]["10"]["w"] = weights["layers"]["10"]["w"].at[3, 3].set(odd)
+    with pytest.raises(CheckpointError, match=f"array 'layers/10/w' holds {word}"):
         save_weights(weights, tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
 

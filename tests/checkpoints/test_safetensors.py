@@ -101,6 +101,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "transposed": (_set(DOWN, lambda array: np.ascontiguousarray(array.T)), rf"'{DOWN}' of shape \[128, 64\]"),
     "unknown": (lambda tensors: tensors.update(extra=np.ones(1, np.float32)), "has tensor 'extra', which family"),
     "nan": (_set(NORM, _one_nan), rf"model.safetensors has NaN in tensor '{NORM}'"),
+    "infinity": (_set(NORM, lambda array: array * np.float32(np.inf)), rf"has an infinity in tensor '{NORM}'"),
     "bfloat16 nan": (_set(NORM, lambda array: _one_nan(array.astype(ml_dtypes.bfloat16))), rf"NaN in tensor '{NORM}'"),
     "other copy": (_set(COPY, lambda array: array + np.float32(1e-6)), rf"'{COPY}', which must equal .* but differs"),
     "misshapen copy": (_set(COPY, lambda array: array[:-1]), rf"'{COPY}' of shape"),
