@@ -1,6 +1,8 @@
 """Small trained models on a CPU: the engine's own choice of draft length against transformers' plain decoding."""
 
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from mtp_jax.bench.compare import compare
@@ -9,6 +11,7 @@ from mtp_jax.bench.prompts import BUILT_IN, tokens_of
 from mtp_jax.bench.suite.peers import run_peer
 from mtp_jax.bench.suite.setting import DRAFT_LEN, Findings, Row, Setting
 from mtp_jax.checkpoints import load_model
+from mtp_jax.checkpoints.convert import save_hf_model
 from mtp_jax.core.sampling_params import SamplingParams
 from mtp_jax.core.speculative import SpeculativeConfig
 from mtp_jax.llm import LLM
@@ -45,7 +48,6 @@ def cpu_model(name: str, setting: Setting, findings: Findings) -> dict[str, Any]
 
     found = compare(engine(speculative), engine(None), workload, repeats=1 if setting.is_tiny else 3)
     task = {
-        "folder": str(loaded.folder),
         "batch_sizes": [1],
         "context": longest,
         "tokens": num_tokens,
@@ -53,7 +55,10 @@ def cpu_model(name: str, setting: Setting, findings: Findings) -> dict[str, Any]
         "ways": ["eager"],
         "threads": os.cpu_count(),
     }
-    peer = list(run_peer(task, setting.peer_python, setting.peer_timeout_s))
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "model"  # in the layout that transformers reads
+        save_hf_model(name, folder, dtype="float32")
+        peer = list(run_peer({**task, "folder": str(folder)}, setting.peer_python, setting.peer_timeout_s))
     speeds = {"plain": found.plain.tokens_per_s, "goodput": found.drafting.tokens_per_s}
     theirs = next((line["tokens_per_s"] for line in peer if "tokens_per_s" in line), None)
     for way, speed in speeds.items():
