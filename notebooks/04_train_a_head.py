@@ -48,7 +48,7 @@ def tokens_of(modules):
     return np.concatenate([tokens_in(file, family, tokenizer) for file in files])
 
 
-train_tokens, held_out = tokens_of(TRAINED_ON), tokens_of(HELD_OUT)[:12_000]
+train_tokens, held_out = tokens_of(TRAINED_ON), tokens_of(HELD_OUT)[:8_000]
 print(f"{len(train_tokens):,} tokens to train on, {len(held_out):,} held out")
 
 # %% [markdown]
@@ -76,14 +76,14 @@ print(f"{num_parameters(weights[MTP_ROOT]):,} parameters to train, of {num_param
 # state that the one before gave, as in decoding with K = 3.
 
 # %%
-STEPS, EVERY = 200, 25
+STEPS, EVERY = 120, 20
 config = TrainConfig(
     mode="heads",
     steps=STEPS,
     batch_size=8,
     window=64,
     peak_rate=4e-3,
-    warmup_steps=15,
+    warmup_steps=10,
     objective=Objective(depths=3, mtp_weight=1.0, distillation=1.0),
     compute_dtype="float32",
 )
