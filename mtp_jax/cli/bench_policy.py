@@ -46,13 +46,11 @@ def run(options: Namespace) -> None:
     speculative = speculative_config(options, policy="goodput")
     model = load(options)
     prompts = BUILT_IN if options.prompts is None else read_prompts(Path(options.prompts))
+    totals = totals_of(unequal_lengths(options.requests, options.max_tokens))
     workload = Workload(
-        tokens_of(prompts, model.tokenizer, options.requests),
-        sampling_params(options),
-        totals_of(unequal_lengths(options.requests, options.max_tokens)),
-        fills_first=True,
+        tokens_of(prompts, model.tokenizer, options.requests), sampling_params(options), totals, fills_first=True
     )
-    num_tokens = [len(prompt) + workload.params_of(i).max_tokens for i, prompt in enumerate(workload.prompts)]
+    num_tokens = [len(prompt) + total for prompt, total in zip(workload.prompts, totals, strict=True)]
     settings = engine_options(
         options,
         model,

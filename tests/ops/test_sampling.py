@@ -231,6 +231,7 @@ def test_logprobs_are_raw_and_ranked() -> None:
     tokens = jnp.array([[0, 1], [2, 4]], jnp.int32)
     row = sampling_rows(SamplingParams(temperature=0.3, top_k=1, logprobs=2), SamplingParams())
     listed = token_logprobs(jnp.asarray(logits), tokens, row, 7)
+    assert listed is not None
     for b in range(2):
         for w in range(2):
             expected = log_softmax(logits[b, w])
@@ -243,5 +244,6 @@ def test_logprobs_are_raw_and_ranked() -> None:
 
 def test_nobody_asking_costs_no_logprobs() -> None:
     listed = token_logprobs(jnp.ones((1, 1, 5)), jnp.zeros((1, 1), jnp.int32), sampling_rows(SamplingParams()), 3)
+    assert listed is not None
     assert not jnp.any(listed.chosen_BE)
     assert not jnp.any(listed.rank_BE)
