@@ -15,6 +15,7 @@ BESIDE_DOCS = (
     "CONTRIBUTING.md",
     "LICENSE",
     "checkpoints/tiny-mtp/README.md",
+    "checkpoints/smollm2-mtp/README.md",
     "kernels_pallas/NOTES.md",
 )
 """Pages that live where they belong and are part of the site: the README is its first page."""

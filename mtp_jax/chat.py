@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mtp_jax.core.errors import ConfigError
+from mtp_jax.core.errors import ConfigError, short
 
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -86,36 +86,31 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
     A content in parts is joined, if all of them are text.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise ValueError(f"messages is {_short(messages)}; it must be a list of at least one message.")
+        raise ValueError(f"messages is {short(messages)}; it must be a list of at least one message.")
     return [_checked(message, place) for place, message in enumerate(messages)]
 
 
 def _checked(message: Any, place: int) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"messages[{place}] is {_short(message)}; it must be an object with a role.")
+        raise ValueError(f"messages[{place}] is {short(message)}; it must be an object with a role.")
     unknown = [name for name in message if name not in ("role", "content", "name")]
     if unknown:
-        raise ValueError(f"messages[{place}] has {_short(unknown[0])}; a message takes role, content and name.")
+        raise ValueError(f"messages[{place}] has {short(unknown[0])}; a message takes role, content and name.")
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": "".join(_text_of(part, place) for part in content)}
     if not isinstance(content, str):
-        raise ValueError(f"messages[{place}].content is {_short(content)}; it must be text, or parts of type 'text'.")
+        raise ValueError(f"messages[{place}].content is {short(content)}; it must be text, or parts of type 'text'.")
     return dict(message)
 
 
 def _text_of(part: Any, place: int) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else part
-        raise ValueError(f"messages[{place}] has a part of type {_short(kind)}; only 'text' is served here.")
+        raise ValueError(f"messages[{place}] has a part of type {short(kind)}; only 'text' is served here.")
     if not isinstance(part.get("text"), str):
-        raise ValueError(f"messages[{place}] has a part whose text is {_short(part.get('text'))}.")
+        raise ValueError(f"messages[{place}] has a part whose text is {short(part.get('text'))}.")
     return part["text"]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _tokenizer_config(folder: Path) -> Mapping[str, Any]:

@@ -35,7 +35,6 @@ from kernels_pallas.paged_attention.mosaic_gpu_common import (
 from kernels_pallas.paged_attention.mosaic_gpu_schedule import TILE, Layout, Part, Share, for_each_part, own_share
 
 _SWIZZLE = 128
-MAX_V_CHANNELS = 256
 _CONSUMER, _PRODUCER = 0, 1
 
 

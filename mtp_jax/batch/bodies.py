@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.errors import short
 
 COMPLETIONS_URL, CHAT_URL = "/v1/completions", "/v1/chat/completions"
 _SAMPLING = {field.name for field in fields(SamplingParams)}
@@ -48,12 +49,6 @@ def chat_options(found: Mapping[str, Any]) -> dict[str, Any]:
     if wants:
         options["logprobs"] = 0 if num_listed is None else num_listed
     return options
-
-
-def short(value: Any) -> str:
-    """A value as a sentence can hold it."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _as_is(value: Any) -> Any:

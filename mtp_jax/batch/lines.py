@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtp_jax.batch.bodies import BODIES, CHAT_URL, Render, chat_options, short
+from mtp_jax.batch.bodies import BODIES, CHAT_URL, Render, chat_options
 from mtp_jax.core.config import SamplingParams
+from mtp_jax.core.errors import short
 
 LONGEST_LINE_BYTES = 16 << 20
 _NO_TEMPLATE = "The tokenizer has no chat template; give one with --chat-template FILE, or ask /v1/completions."

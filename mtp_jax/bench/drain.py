@@ -22,12 +22,11 @@ from mtp_jax.engine.requests import Request
 from mtp_jax.engine.results import LaunchResult, SlotResult, StepResult
 from mtp_jax.engine.slots import SlotTable
 from mtp_jax.policies.api import DraftLenPolicy
-from mtp_jax.policies.schedule import ScheduledDraftLen
+from mtp_jax.policies.schedule import NO_DRAFTS
 
 ShapeKey = tuple[int, int]
 _PROMPT_LEN = 8
 _READBACK_DEPTH = 1
-_NO_DRAFTS = ScheduledDraftLen(((1, 0),))
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def drain(
         speculative=SpeculativeConfig(num_speculative_tokens=recording.max_draft_len),
         readback_depth=_READBACK_DEPTH,
     )
-    group = Group(config, ShapeGrid.of(config), lambda: _NO_DRAFTS)
+    group = Group(config, ShapeGrid.of(config), lambda: NO_DRAFTS)
     (shard,) = group.shards
     for number, num_tokens in enumerate(totals):
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)

@@ -13,11 +13,10 @@ from mtp_jax.engine.requests import Request, RequestState, TokenLogprob
 from mtp_jax.jobs import derived_seed
 from mtp_jax.llm import LLM
 from mtp_jax.policies.api import DraftLenPolicy, StepStats
-from mtp_jax.policies.schedule import ScheduledDraftLen
+from mtp_jax.policies.schedule import NO_DRAFTS
 from mtp_jax.text import Detokenizer
 
 OnRun = Callable[[], object]
-_NO_DRAFTS = ScheduledDraftLen(((1, 0),))
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def run_once(llm: LLM, workload: Workload, policy: DraftLenPolicy) -> tuple[Run,
     scheduler = llm.engine.scheduler
     own = scheduler.policy
     recorded = Recorded(policy)
-    scheduler.policy = _NO_DRAFTS if workload.fills_first else recorded
+    scheduler.policy = NO_DRAFTS if workload.fills_first else recorded
     try:
         run = _serve(llm.engine, requests_of(llm, workload), recorded)
         learnt = scheduler.policy
@@ -204,7 +203,7 @@ def _serve(engine: Engine, requests: Sequence[Request], recorded: Recorded) -> R
         turn_start = turn_end
         if num_prefill_steps is None and len(states) == len(requests):
             decode_start, num_prefill_steps = turn_end, len(steps)
-            if engine.scheduler.policy is _NO_DRAFTS:
+            if engine.scheduler.policy is NO_DRAFTS:
                 engine.scheduler.policy = recorded
     end, num_steps = time.perf_counter(), len(steps)
     engine.drain()

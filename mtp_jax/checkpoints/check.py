@@ -11,7 +11,7 @@ from mtp_jax.checkpoints.fp8 import SCALE_SUFFIX, plain_config
 from mtp_jax.checkpoints.load import load_model
 from mtp_jax.checkpoints.orbax_io import ARRAYS_FOLDER
 from mtp_jax.checkpoints.safetensors_io import SafetensorsReader, read_index
-from mtp_jax.models.api import ModelFamily
+from mtp_jax.models.api import MTP_ROOT, ModelFamily
 from mtp_jax.models.registry import family_from_config
 
 
@@ -30,7 +30,7 @@ class Checked:
     @property
     def num_mtp_parameters(self) -> int:
         """Those of the MTP layers."""
-        return sum(prod(spec.shape) for spec in self.family.tensors() if spec.path[0] == "mtp_layers")
+        return sum(prod(spec.shape) for spec in self.family.tensors() if spec.path[0] == MTP_ROOT)
 
 
 def check_model(model: str | Path) -> Checked:

@@ -20,14 +20,12 @@ from mtp_jax.checkpoints.folders import read_json, write_json
 from mtp_jax.checkpoints.load import LoadedModel
 from mtp_jax.checkpoints.safetensors_io import SafetensorsReader, write_tensors
 from mtp_jax.checkpoints.token_ranking import read_ranking
-from mtp_jax.models.api import ModelFamily, TensorSpec, Weights
+from mtp_jax.models.api import MTP_ROOT, ModelFamily, TensorSpec, Weights
 from mtp_jax.models.hf_config import NUM_MTP_LAYERS_NAMES
 from mtp_jax.models.params import get
 from mtp_jax.models.registry import family_from_config
 
 HEAD_FILE = "head.json"
-MTP_ROOT = "mtp_layers"
-"""First path entry of the weights that belong to MTP layers."""
 
 
 def write_head(folder: Path, family: ModelFamily, weights: Weights, trunk: str) -> int:

@@ -18,14 +18,14 @@ from mtp_jax.checkpoints.folders import new_folder, read_config, read_json, writ
 from mtp_jax.checkpoints.head import write_head
 from mtp_jax.cli.options import Parser
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.models.api import Weights
+from mtp_jax.models.api import MTP_ROOT, Weights
 from mtp_jax.text import tokenizer_of
 from mtp_jax.train.export import write_model
 from mtp_jax.train.loss import Objective
 from mtp_jax.train.new_layers import with_new_layers
 from mtp_jax.train.row_lessons import DraftingJudge, RowLessons
 from mtp_jax.train.rows import ROWS_SUFFIX, joined, read_rows
-from mtp_jax.train.state import MODES, MTP_ROOT, in_dtype
+from mtp_jax.train.state import MODES, in_dtype
 from mtp_jax.train.texts import TEXT_SUFFIXES, tokens_in
 from mtp_jax.train.train import Evaluate, Lessons, TrainConfig, Trainer
 

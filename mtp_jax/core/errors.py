@@ -5,6 +5,18 @@ Bad input, a limit of a variant (`NotImplementedError`), a device or process tha
 
 from collections.abc import Sequence
 
+_LONGEST_VALUE = 80
+
+
+def short(value: object) -> str:
+    """A value as a sentence can hold it.
+
+    >>> short("a" * 100) == "'" + "a" * 76 + "..."
+    True
+    """
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
 
 class ConfigError(ValueError):
     """The configuration, model or request cannot be honoured; the message names the thing and what would be allowed."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mtp_jax.core.shapes import PrefillShape, Shape, StepShape
-from mtp_jax.engine.vote import EVERYTHING, Needs, Wish
+from mtp_jax.engine.vote import EVERYTHING, LaunchNeeds, Wish
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LaunchDecision:
     shape: Shape
     shards: tuple[Decision | None, ...]
     wishes: tuple[Wish, ...] = ()
-    needs: Needs = EVERYTHING
+    needs: LaunchNeeds = EVERYTHING
 
     @property
     def wants_logprobs(self) -> bool:

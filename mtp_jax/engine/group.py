@@ -17,7 +17,7 @@ from mtp_jax.engine.requests import Progress, Request, RequestState
 from mtp_jax.engine.results import LaunchResult
 from mtp_jax.engine.scheduler import Scheduler, Totals
 from mtp_jax.engine.slots import Slot
-from mtp_jax.engine.vote import EVERYTHING, Needs, Wish, shape_of, start_shape
+from mtp_jax.engine.vote import EVERYTHING, LaunchNeeds, Wish, shape_of, start_shape
 from mtp_jax.policies.api import DraftLenPolicy
 
 
@@ -124,7 +124,7 @@ class Group:
         if shape is None or decision is None:
             return None
         self._count(shape)
-        needs = Needs(wish.whole_logits, wish.logprobs, wish.prompt_logprobs)
+        needs = LaunchNeeds(wish.whole_logits, wish.logprobs, wish.prompt_logprobs)
         return LaunchDecision(self.num_launches, shape, (decision,), needs=needs)
 
     def _decide_by_vote(self) -> LaunchDecision | None:
@@ -142,7 +142,7 @@ class Group:
         wishes = tuple(map(self._wish, self.shards, self._prefills_coming))
         return LaunchDecision(number, shape, shards, wishes, needs)
 
-    def _agreed_launch(self) -> tuple[Shape | None, Needs]:
+    def _agreed_launch(self) -> tuple[Shape | None, LaunchNeeds]:
         """By the wishes of the launch d + 1 before this one; of the first d + 1 since the start by configuration."""
         if self.num_launches - self._start <= self._depth:
             return start_shape(self.grid), EVERYTHING
@@ -150,7 +150,7 @@ class Group:
         agreed = self._agreed.pop(source, None)
         if agreed is None:
             raise InvariantError(f"launch {self.num_launches + 1} needs the record of launch {source}, not yet read")
-        return self._shape_of(agreed), Needs(agreed.whole_logits, agreed.logprobs, agreed.prompt_logprobs)
+        return self._shape_of(agreed), LaunchNeeds(agreed.whole_logits, agreed.logprobs, agreed.prompt_logprobs)
 
     def _shape_of(self, agreed: Wish) -> Shape | None:
         policy = self.shards[0].policy

@@ -13,7 +13,7 @@ from mtp_jax.engine.prefixes import PrefixPages
 from mtp_jax.engine.requests import Progress, Request, RequestState, RequestStatus, StepRecord, add_per_position
 from mtp_jax.engine.results import SlotResult, StepResult
 from mtp_jax.engine.slots import Slot, SlotTable
-from mtp_jax.engine.vote import Needs, Wish
+from mtp_jax.engine.vote import LaunchNeeds, Wish
 from mtp_jax.policies.api import DraftLenPolicy, PolicyView, StepStats, wish
 
 
@@ -223,7 +223,7 @@ class Scheduler:
 
     # ---- the decision
 
-    def decide_within(self, shape: Shape, number: int, needs: Needs) -> Decision | None:
+    def decide_within(self, shape: Shape, number: int, needs: LaunchNeeds) -> Decision | None:
         """This shard's part in launch `number` of what was agreed: as much of it as it can use, never more."""
         if isinstance(shape, PrefillShape):
             prefilling = [slot for slot in self._prefilling() if needs.cover(slot.needs)]
@@ -258,7 +258,7 @@ class Scheduler:
         self.prefixes.publish(keys, slot.pages[: len(keys)])
         return decision
 
-    def _decide_decode(self, shape: StepShape, number: int, needs: Needs) -> StepDecision | None:
+    def _decide_decode(self, shape: StepShape, number: int, needs: LaunchNeeds) -> StepDecision | None:
         fitting = [slot for slot in self._decoding() if self._fits(slot, shape, needs)]
         decided: list[SlotDecision] = []
         for slot in sorted(fitting, key=lambda slot: slot.admission):
@@ -275,7 +275,7 @@ class Scheduler:
             return self._decide_decode(shape, number, needs)
         return None
 
-    def _fits(self, slot: Slot, shape: StepShape, needs: Needs) -> bool:
+    def _fits(self, slot: Slot, shape: StepShape, needs: LaunchNeeds) -> bool:
         """Whether the slot may take part: one that came after the vote may be outside of what was agreed."""
         if slot.index >= shape.slots or not needs.cover(slot.needs):
             return False

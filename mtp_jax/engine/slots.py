@@ -18,7 +18,7 @@ from functools import cached_property
 
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.engine.requests import RequestState
-from mtp_jax.engine.vote import Needs
+from mtp_jax.engine.vote import LaunchNeeds
 
 
 @dataclass
@@ -39,9 +39,9 @@ class Slot:
     num_in_flight: int = 0  # decode launches not yet reconciled
 
     @cached_property
-    def needs(self) -> Needs:
+    def needs(self) -> LaunchNeeds:
         """What its request needs of a launch's program."""
-        return Needs.of(self.state.request.params)
+        return LaunchNeeds.of(self.state.request.params)
 
     @property
     def is_prefilled(self) -> bool:

@@ -71,7 +71,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Needs:
+class LaunchNeeds:
     """What a launch's programs compute beside greedy tokens. A slot that needs more sits out until it is agreed."""
 
     whole_logits: bool = True
@@ -79,7 +79,7 @@ class Needs:
     prompt_logprobs: bool = True
 
     @classmethod
-    def of(cls, params: SamplingParams) -> "Needs":
+    def of(cls, params: SamplingParams) -> "LaunchNeeds":
         """What one request needs."""
         return cls(
             whole_logits=params.temperature > 0 or params.edits_logits or params.thinking_token_ids is not None,
@@ -87,7 +87,7 @@ class Needs:
             prompt_logprobs=params.prompt_logprobs is not None,
         )
 
-    def cover(self, others: "Needs") -> bool:
+    def cover(self, others: "LaunchNeeds") -> bool:
         """Whether a request that needs these others may take part."""
         return (
             self.whole_logits >= others.whole_logits
@@ -110,8 +110,8 @@ class Needs:
         return [by_column[column] for column in AgreedColumn]
 
 
-EVERYTHING = Needs()
-_NOTHING = Needs(whole_logits=False, logprobs=False, prompt_logprobs=False)
+EVERYTHING = LaunchNeeds()
+_NOTHING = LaunchNeeds(whole_logits=False, logprobs=False, prompt_logprobs=False)
 
 
 def agree(wishes: Sequence[Wish]) -> Wish:

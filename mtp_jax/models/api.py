@@ -22,6 +22,9 @@ from mtp_jax.ops.sharding import NO_PARALLEL, Parallel
 Weights = Mapping[str, Any]
 """Nested dict of arrays; leaves are addressed by the key paths of `TensorSpec.path`."""
 
+MTP_ROOT = "mtp_layers"
+"""First path entry of the weights that belong to MTP layers."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mtp_jax.core.types import KVSpec
-from mtp_jax.models.api import TensorSpec
+from mtp_jax.models.api import MTP_ROOT, TensorSpec
 from mtp_jax.models.deepseek_v3 import MlaConfig
 from mtp_jax.models.gqa import GqaConfig
 from mtp_jax.plan.hlo import Collective
@@ -134,7 +134,7 @@ class Roofline:
         ]
 
     def _mtp_tensors(self, depth: int) -> list[TensorSpec]:
-        return [spec for spec in self._step.family.tensors() if spec.path[:2] == ("mtp_layers", str(depth))]
+        return [spec for spec in self._step.family.tensors() if spec.path[:2] == (MTP_ROOT, str(depth))]
 
     # ---- their parts
 

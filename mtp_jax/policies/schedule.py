@@ -28,3 +28,7 @@ class ScheduledDraftLen:
 
     def update(self, stats: StepStats) -> "ScheduledDraftLen":  # noqa: ARG002
         return self
+
+
+NO_DRAFTS = ScheduledDraftLen(((1, 0),))
+"""Zero at every batch size."""

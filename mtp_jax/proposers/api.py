@@ -16,6 +16,8 @@ from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows
 
+DraftKV = tuple[LayerKV, ...]
+
 
 @struct.dataclass
 class PrefillChunk:
@@ -52,9 +54,7 @@ class DraftProposer(Protocol):
         """The carry of `num_slots` empty slots."""
         ...
 
-    def prefill(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], chunk: PrefillChunk
-    ) -> tuple[Any, tuple[LayerKV, ...]]:
+    def prefill(self, model: BoundModel, carry: Any, draft_kv: DraftKV, chunk: PrefillChunk) -> tuple[Any, DraftKV]:
         """Takes a prompt chunk in: drafter entries below its end, and the carry of its last positions."""
         ...
 
@@ -63,8 +63,8 @@ class DraftProposer(Protocol):
         ...
 
     def propose(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
-    ) -> tuple[Drafts, Any, tuple[LayerKV, ...]]:
+        self, model: BoundModel, carry: Any, draft_kv: DraftKV, slots: SlotView, *, draft_len: int
+    ) -> tuple[Drafts, Any, DraftKV]:
         """Catches the drafter's KV up with the committed tokens, then drafts `draft_len` tokens a slot."""
         ...
 
@@ -87,26 +87,24 @@ class RecursiveDrafter(DraftProposer, Protocol):
     to go on from.
     """
 
-    def catch_up(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView
-    ) -> tuple[LayerKV, ...]:
+    def catch_up(self, model: BoundModel, carry: Any, draft_kv: DraftKV, slots: SlotView) -> DraftKV:
         """The drafter's pages with the entries of all committed positions."""
         ...
 
     def begin(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView
-    ) -> tuple[Float[Array, "B 1 D"], Float[Array, "B 1 D"], tuple[LayerKV, ...]]:
+        self, model: BoundModel, carry: Any, draft_kv: DraftKV, slots: SlotView
+    ) -> tuple[Float[Array, "B 1 D"], Float[Array, "B 1 D"], DraftKV]:
         """After `catch_up`: hidden states of the row that speaks of the first draft."""
         ...
 
     def extend(
         self,
         model: BoundModel,
-        draft_kv: tuple[LayerKV, ...],
+        draft_kv: DraftKV,
         tokens_BW: Int[Array, "B W"],
         hidden_BWD: Float[Array, "B W D"],
         rows: Rows,
-    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], tuple[LayerKV, ...]]:
+    ) -> tuple[Float[Array, "B W D"], Float[Array, "B W D"], DraftKV]:
         """Takes drafts in, each with the hidden state it was drawn from: hidden states of the rows that follow them."""
         ...
 

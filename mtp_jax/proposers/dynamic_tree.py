@@ -21,14 +21,14 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from mtp_jax.core.config import SpeculativeConfig
 from mtp_jax.core.errors import InvariantError
 from mtp_jax.core.topology import Tree
-from mtp_jax.core.types import Drafts, LayerKV, SlotView
+from mtp_jax.core.types import Drafts, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows, TreeRows
 from mtp_jax.models.with_drafter import WithDrafter
 from mtp_jax.ops.continuations import likeliest_greedy_tokens, likeliest_tokens
 from mtp_jax.ops.row_text import text_of
 from mtp_jax.ops.trees import is_ancestor, row_bit
-from mtp_jax.proposers.api import RecursiveDrafter
+from mtp_jax.proposers.api import DraftKV, RecursiveDrafter
 from mtp_jax.proposers.drawing import DraftSampling, draft_sampling_of
 from mtp_jax.proposers.eagle3 import eagle3
 from mtp_jax.proposers.method import Method
@@ -36,7 +36,6 @@ from mtp_jax.proposers.mtp import lacks_layers, mtp_eagle
 from mtp_jax.proposers.none import no_drafts
 from mtp_jax.proposers.over_base import OverBase
 
-DraftKV = tuple[LayerKV, ...]
 _ROOT = -1
 
 

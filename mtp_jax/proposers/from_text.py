@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
+from mtp_jax.core.types import Drafts, KVSpec, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel
-from mtp_jax.proposers.api import PrefillChunk
+from mtp_jax.proposers.api import DraftKV, PrefillChunk
 
 DraftText = Callable[[SlotView, int], Drafts]
 """Frozen and hashable, as it is part of a step program."""
@@ -36,9 +36,9 @@ class FromText:
         self,
         model: BoundModel,  # noqa: ARG002
         carry: Any,
-        draft_kv: tuple[LayerKV, ...],
+        draft_kv: DraftKV,
         chunk: PrefillChunk,  # noqa: ARG002
-    ) -> tuple[Any, tuple[LayerKV, ...]]:
+    ) -> tuple[Any, DraftKV]:
         return carry, draft_kv
 
     def finish_prefill(self, carry: Any, pending_token_Y: Int[Array, " Y"], is_last_Y: Bool[Array, " Y"]) -> Any:  # noqa: ARG002
@@ -48,11 +48,11 @@ class FromText:
         self,
         model: BoundModel,  # noqa: ARG002
         carry: Any,
-        draft_kv: tuple[LayerKV, ...],
+        draft_kv: DraftKV,
         slots: SlotView,
         *,
         draft_len: int,
-    ) -> tuple[Drafts, Any, tuple[LayerKV, ...]]:
+    ) -> tuple[Drafts, Any, DraftKV]:
         return self.draft(slots, draft_len), carry, draft_kv
 
     def observe(

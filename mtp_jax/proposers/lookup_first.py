@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mtp_jax.core.types import Drafts, LayerKV, SlotView
+from mtp_jax.core.types import Drafts, SlotView
 from mtp_jax.models.bound import BoundModel
+from mtp_jax.proposers.api import DraftKV
 from mtp_jax.proposers.method import Method
 from mtp_jax.proposers.mtp import MTP
 from mtp_jax.proposers.ngram import NGRAM, PromptLookup, match_lens
@@ -25,8 +26,8 @@ class LookupFirst(OverBase):
     lookup: PromptLookup
 
     def propose(
-        self, model: BoundModel, carry: Any, draft_kv: tuple[LayerKV, ...], slots: SlotView, *, draft_len: int
-    ) -> tuple[Drafts, Any, tuple[LayerKV, ...]]:
+        self, model: BoundModel, carry: Any, draft_kv: DraftKV, slots: SlotView, *, draft_len: int
+    ) -> tuple[Drafts, Any, DraftKV]:
         drafts, carry, draft_kv = self.base.propose(model, carry, draft_kv, slots, draft_len=draft_len)
         found = self.lookup(slots, draft_len)
         return _instead(found, drafts, draft_len), carry, draft_kv

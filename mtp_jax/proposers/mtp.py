@@ -16,16 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from mtp_jax.core.config import SpeculativeConfig
-from mtp_jax.core.types import Drafts, KVSpec, LayerKV, SlotView
+from mtp_jax.core.types import Drafts, KVSpec, SlotView
 from mtp_jax.models.api import ModelFamily
 from mtp_jax.models.bound import BoundModel, Rows
-from mtp_jax.proposers.api import PrefillChunk
+from mtp_jax.proposers.api import DraftKV, PrefillChunk
 from mtp_jax.proposers.drawing import DraftSampling, draft_sampling_of, with_next_draft
 from mtp_jax.proposers.features import Features, empty_features, roll_features, select_slots
 from mtp_jax.proposers.method import Method
 from mtp_jax.proposers.none import no_drafts
-
-DraftKV = tuple[LayerKV, ...]
 
 
 @runtime_checkable

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.api import MTP_ROOT, ModelFamily, Weights
 from mtp_jax.models.decoder import MtpDecoder
 from mtp_jax.models.hf_config import NUM_MTP_LAYERS_NAMES
 from mtp_jax.models.registry import family_from_config
-from mtp_jax.train.state import MTP_ROOT
 
 
 def with_new_layers(

@@ -22,12 +22,12 @@ from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.api import MTP_ROOT, ModelFamily, Weights
 from mtp_jax.models.decoder import MtpDecoder
 from mtp_jax.train.attention import DenseAttend, RecursiveAttend
 from mtp_jax.train.loss import Objective, cross_entropy, divergence
 from mtp_jax.train.rows import TextRows
-from mtp_jax.train.state import MTP_ROOT, Flat, Optimiser, TrainState, flat, in_dtype, nested
+from mtp_jax.train.state import Flat, Optimiser, TrainState, flat, in_dtype, nested
 
 UNREACHED_WEIGHT = 0.1
 """Of a draft whose predecessors are wrong: enough to begin with, when nearly all are."""

@@ -12,13 +12,11 @@ from flax import struct, traverse_util
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.core.errors import ConfigError
-from mtp_jax.models.api import ModelFamily, Weights
+from mtp_jax.models.api import MTP_ROOT, ModelFamily, Weights
 from mtp_jax.train import routing
 from mtp_jax.train.loss import Objective, joint_loss, predict
 
 MODES = ("joint", "heads")
-MTP_ROOT = "mtp_layers"
-"""First path entry of the weights that belong to MTP layers."""
 
 Flat = dict[str, Array]
 """Weights by their path, its entries joined with dots."""

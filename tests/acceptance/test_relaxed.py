@@ -18,7 +18,7 @@ from mtp_jax.core.config import EngineConfig, SamplingParams, SpeculativeConfig
 from mtp_jax.core.types import Accepted, Drafts, SlotView
 from mtp_jax.engine.admission import problem_with
 from mtp_jax.engine.requests import RequestState
-from mtp_jax.engine.vote import Needs
+from mtp_jax.engine.vote import LaunchNeeds
 from mtp_jax.ops.row_text import texts_of_rows
 from mtp_jax.ops.sampling import law_of_head
 from mtp_jax.ops.sharding import NO_PARALLEL
@@ -176,8 +176,8 @@ def test_laws_are_looked_at_only_where_somebody_needs_them(
 
 def test_shards_agree_on_laws_for_who_may_think() -> None:
     """Branches with collectives must be taken alike: none may follow what one shard alone knows."""
-    assert Needs.of(SamplingParams(temperature=0, thinking_token_ids=(BEGIN, END))).whole_logits
-    assert not Needs.of(SamplingParams(temperature=0)).whole_logits
+    assert LaunchNeeds.of(SamplingParams(temperature=0, thinking_token_ids=(BEGIN, END))).whole_logits
+    assert not LaunchNeeds.of(SamplingParams(temperature=0)).whole_logits
 
 
 # ---- through an engine: prompts in chunks, preemption

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mtp_jax.core.types import KVSpec
+from mtp_jax.models.api import MTP_ROOT
 from mtp_jax.models.decoder import MtpDecoder
 
 _HEAD = {("head",)}
@@ -88,7 +89,7 @@ def _layer_bytes(family: MtpDecoder, itemsize: int, *, is_draft: bool) -> LayerB
     for spec in family.tensors():
         if spec.path in _EMBEDDING | _HEAD:
             continue
-        is_mtp = spec.path[0] == "mtp_layers"
+        is_mtp = spec.path[0] == MTP_ROOT
         if is_mtp != is_draft or (is_mtp and spec.path[1] != "0"):
             continue
         size = math.prod(spec.shape) * (np.dtype(spec.dtype).itemsize if spec.dtype else itemsize)
