@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.case is not None:
         print(json.dumps(run_case(json.loads(args.case), args.lock)), flush=True)
         return 0
-    cases = selected(args.only, checks=not args.times, times=not args.checks, peers=args.peer)
+    cases = selected(args.only, checks=not args.times, times=not args.checks, peers=args.peer, products=True)
     results = run_beside_ceilings(cases, args.jobs, args.budget)
     print_tables(results)
     print(json.dumps(results))
@@ -59,9 +59,15 @@ def run_case(fields: dict, lock: str) -> dict:
     return bench_run.run_case(Case.of(fields), lock)
 
 
-def selected(only: list[str], *, checks: bool, times: bool, peers: bool = False) -> list[Case | LinearCase]:
-    """The checks, the timed cases or both; of them those whose name holds one of `only`, or all if it is empty."""
-    cases = [*(CHECKS if checks else ()), *((*TIMES, *LINEAR) if times else ()), *(PEERS if times and peers else ())]
+def selected(
+    only: list[str], *, checks: bool, times: bool, peers: bool = False, products: bool = False
+) -> list[Case | LinearCase]:
+    """Attention's checks, its timed cases or both; of them those whose name holds one of `only`, or all if it is empty.
+
+    `peers`: its peers' times too; `products`: those of products with weights.
+    """
+    timed = [*TIMES, *(LINEAR if products else ()), *(PEERS if peers else ())] if times else []
+    cases = [*(CHECKS if checks else ()), *timed]
     return [case for case in cases if not only or any(part in case.name for part in only)]
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mtp_jax.core.config import SamplingParams as SamplingParams
     from mtp_jax.core.config import SpeculativeConfig as SpeculativeConfig
     from mtp_jax.core.errors import ConfigError as ConfigError
+    from mtp_jax.core.errors import EngineFailed as EngineFailed
     from mtp_jax.core.errors import InvariantError as InvariantError
     from mtp_jax.llm import LLM as LLM
     from mtp_jax.outputs import CompletionOutput as CompletionOutput
@@ -22,6 +23,7 @@ _HOMES = {
     "RequestOutput": "mtp_jax.outputs",
     "CompletionOutput": "mtp_jax.outputs",
     "ConfigError": "mtp_jax.core.errors",
+    "EngineFailed": "mtp_jax.core.errors",
     "InvariantError": "mtp_jax.core.errors",
 }
 __all__ = list(_HOMES)

@@ -33,6 +33,7 @@ class LLM:
     """A model ready to generate: weights loaded, every step of the grid compiled.
 
     `model` is a bundled name ("tiny-mtp"), a folder in Hugging Face layout, an Orbax folder of ours or a `.gguf` file.
+    `dtype`: "auto" is float32 on a CPU and the checkpoint's own on accelerators; or "float32", "bfloat16", "float16".
     `speculative_config` None is plain decoding; a dict is taken as `SpeculativeConfig(**dict)`.
     Starting takes a while; a bar shows it on a terminal, or `on_shape` is called as each program is compiled.
     Raises `ConfigError` (a `ValueError`) for anything that cannot be honoured.

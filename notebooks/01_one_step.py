@@ -75,7 +75,7 @@ print(table(rows))
 # The same as a picture: the text, and how each token of it came.
 
 # %%
-COLORS = {"prefill": "#d9d9d9", "accepted draft": "#b7dfc3", "bonus token": "#bcd6ee", "refused draft": "#f3c9b3"}
+COLORS = {"accepted draft": "#b7dfc3", "bonus token": "#bcd6ee", "refused draft": "#f3c9b3"}
 fig, ax = plt.subplots(figsize=(8.6, 0.34 * len(records) + 0.8))
 for number, record in enumerate(records):
     for place, token in enumerate(record.emitted):

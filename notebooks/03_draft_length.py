@@ -153,7 +153,7 @@ top.set(ylabel="data shard", yticks=range(SHARDS), title="wishes of the shards t
 top.grid(visible=False)
 fig.colorbar(image, ax=top, label="wish", ticks=range(KMAX + 1))
 smallest = [min(wishes[working[:, step], step]) for step in range(len(launches))]
-lag = next(lag for lag in range(4) if smallest[: HEARD - lag] == agreed[lag:HEARD])
+lag = engine.config.readback_depth
 bottom.step(range(len(launches)), agreed, where="mid", label="agreed")
 bottom.plot(np.arange(len(launches)) + lag, smallest, "k.", markersize=5, label=f"smallest wish, {lag} later")
 bottom.set(xlabel="decode launch", ylabel="K", ylim=(-0.2, KMAX + 0.4), yticks=range(KMAX + 1))

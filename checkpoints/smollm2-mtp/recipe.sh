@@ -7,8 +7,8 @@
 # layer (head/) and the run's log (head.work/log.jsonl). The sizes below are those of one NVIDIA H200.
 set -eu
 model=$1 folder=$2
-: "${PYTHON:=python}" "${QUESTIONS:=24576}" "${LIMIT:=10000}" "${SAMPLED_AT_ONCE:=2048}" "${MAX_TOKENS:=224}" "${QUESTION_TOKENS:=96}"
-: "${STEPS:=3400}" "${BATCH_SIZE:=96}" "${PEAK_RATE:=2e-3}" "${DISTILLATION:=0.8}"
+: "${PYTHON:=python}" "${QUESTIONS:=36864}" "${LIMIT:=10000}" "${SAMPLED_AT_ONCE:=2048}" "${MAX_TOKENS:=224}" "${QUESTION_TOKENS:=96}"
+: "${STEPS:=3300}" "${BATCH_SIZE:=96}" "${PEAK_RATE:=2e-3}" "${DISTILLATION:=0.8}"
 
 "$PYTHON" -m mtp_jax.train.rollouts --model "$model" --dtype bfloat16 --prompts "$folder/prompts.jsonl" \
     --limit "$LIMIT" --questions "$QUESTIONS" --question-tokens "$QUESTION_TOKENS" --not-in "$folder/judged.txt" \

@@ -13,7 +13,9 @@ FORMATS = ("orbax", "hf")
 
 def add_options(parser: Parser) -> None:
     """Declares the command's options."""
-    parser.add_positional("source", nargs="?", help="model folder to read; with --to hf also a bundled model's name")
+    parser.add_positional(
+        "source", nargs="?", help="model folder or .gguf file; with --to hf also a bundled model's name"
+    )
     parser.add_positional("target", nargs="?", help="folder to write; it appears whole or not at all")
     parser.add_argument("--to", default="orbax", choices=FORMATS, help="format to write (default: %(default)s)")
     parser.add_argument("--head", metavar="FOLDER", help="with --to hf: MTP layers to lay over a model that has none")

@@ -25,7 +25,14 @@ from mtp_jax.cli.options import Parser
 from mtp_jax.cli.start import compile_cache_folder
 from mtp_jax.core.errors import ConfigError
 
-EXTRAS = {"gguf": "gguf", "gcs": "gcsfs", "metrics": "prometheus-client", "notebooks": "jupytext", "test": "hypothesis"}
+EXTRAS = {
+    "gguf": "gguf",
+    "gcs": "gcsfs",
+    "metrics": "prometheus-client",
+    "notebooks": "jupytext",
+    "plot": "matplotlib",
+    "test": "hypothesis",
+}
 """Extra, and a distribution that it brings."""
 _GIB = 2**30
 _HOPPER = "9.0"

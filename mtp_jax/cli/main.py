@@ -40,6 +40,7 @@ COMMANDS = {
     ),
     "bench decode": ("mtp_jax.cli.bench_decode", "speed of every draft length against plain decoding"),
     "bench attention": ("mtp_jax.cli.bench_attention", "the attention kernels of a Hopper GPU, checked and timed"),
+    "bench batch": ("mtp_jax.cli.bench_batch", "a file of requests by one process and by several, as ratios"),
     "bench acceptance": (
         "mtp_jax.cli.bench_acceptance",
         "how often drafts stand, by the way they are drawn, against the exact share",
@@ -51,7 +52,7 @@ COMMANDS = {
     "rank-tokens": ("mtp_jax.cli.rank_tokens", "a model's tokens by how frequent they are, for --draft-vocab-size"),
     "train": ("mtp_jax.cli.train", "a model and its MTP layers, or its MTP layers alone, on your own texts"),
     "pull": ("mtp_jax.cli.pull", "a model that does not come with the project, fetched and converted"),
-    "convert": ("mtp_jax.cli.convert", "a model folder from Hugging Face layout to Orbax, or back"),
+    "convert": ("mtp_jax.cli.convert", "a model folder or .gguf file to Orbax or Hugging Face layout"),
     "doctor": ("mtp_jax.cli.doctor", "what this machine has, what works on it, and advice where something is amiss"),
 }
 """Name on the command line: (module, help). A module is imported when its command is called, and not before."""

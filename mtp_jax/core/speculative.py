@@ -37,6 +37,9 @@ class _UnaskedName(str):
 class SpeculativeConfig:
     """How to draft and how to accept. `method=None` is plain decoding, and goes with no other field.
 
+    `method`: "mtp" (of a model with one MTP layer "mtp_eagle", with several "mtp_vanilla"), "mtp_eagle" (the first MTP
+    layer, applied again and again), "mtp_vanilla" (a layer for each draft), "eagle3", "ngram" (copies from the text so
+    far), "ngram_mtp" (MTP layers where nothing was found) or "dynamic_tree".
     `model` is the folder of the drafter's checkpoint for methods that take one ("eagle3", "dynamic_tree").
     `num_speculative_tokens` is Kmax. `draft_len_schedule` maps batch size to K for `policy="schedule"`: keys are
     inclusive upper bounds, the first entry must give Kmax, beyond the last key K is 0.

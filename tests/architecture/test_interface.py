@@ -51,6 +51,7 @@ CLI: dict[str, str] = {
     "run-batch": "--model --mesh --resume --distributed --coordinator --process-id --num-processes --metrics-port",
     "bench decode": "",
     "bench attention": "",
+    "bench batch": "",
     "bench policy": "",
     "convert": "--to --check",
     "pull": "",
