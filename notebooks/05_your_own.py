@@ -105,7 +105,9 @@ class MatchByMargin:
         matched = Match().accept(drafts, target_logits_BWV, slots, parallel)
         top_BK2, _ = jax.lax.top_k(target_logits_BWV[:, :-1], 2)
         is_clear_BK = top_BK2[..., 0] - top_BK2[..., 1] >= self.margin
-        return replace(matched, num_accepted=jnp.minimum(matched.num_accepted, accepted_prefix_len(is_clear_BK)))
+        return replace(
+            matched, num_accepted=jnp.minimum(matched.num_accepted, accepted_prefix_len(is_clear_BK, slots.draft_cap))
+        )
 
 
 RULES["margin"] = lambda spec: MatchByMargin(0.05)
