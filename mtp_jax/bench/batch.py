@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_jax.bench.tables import table
-from mtp_jax.core.errors import EngineFailed
+from mtp_jax.core.errors import ConfigError, EngineFailed
 
 _LAST_LINES = 5
 
@@ -95,8 +95,11 @@ def request_lines(prompts: Sequence[Sequence[int]], *, max_tokens: int) -> bytes
 
 
 def tokens_in(results: Path) -> list[tuple[int, ...]]:
-    """Token ids by request, in the order of the file."""
+    """Token ids by request, in the order of the file; `ConfigError` for one that was not answered."""
     lines = [json.loads(line) for line in results.read_text().splitlines()]
+    for line in lines:
+        if line["error"] is not None:
+            raise ConfigError(f"request {line['custom_id']} was not answered: {line['error']['message']}")
     return [tuple(line["response"]["body"]["choices"][0]["token_ids"]) for line in lines]
 
 

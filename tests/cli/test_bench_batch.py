@@ -9,7 +9,7 @@ from mtp_jax.bench.batch import Job
 from mtp_jax.cli.main import main
 from mtp_jax.core.errors import EngineFailed
 
-SMALL = ("--requests", "6", "--max-tokens", "8", "--max-model-len", "48", "--max-num-seqs", "2")
+SMALL = ("--requests", "6", "--max-tokens", "8", "--max-model-len", "64", "--max-num-seqs", "2")
 
 
 @pytest.mark.long
