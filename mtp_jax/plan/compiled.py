@@ -31,7 +31,7 @@ def compile_step(step: PlannedStep, shape: StepShape, depth: Depth) -> CompiledS
     """Compiles a planned step with the platform's own compiler. `ConfigError` where that is not installed."""
     step = replace(step, target=compiler_target(step.target.slice, step.config))
     began = time.perf_counter()
-    with _no_cache():
+    with without_compile_cache():
         compiled = step.lower(shape).compile()
     seconds = time.perf_counter() - began
     memory = compiled.memory_analysis()
@@ -51,7 +51,7 @@ def compile_step(step: PlannedStep, shape: StepShape, depth: Depth) -> CompiledS
 
 
 @contextlib.contextmanager
-def _no_cache() -> Iterator[None]:
+def without_compile_cache() -> Iterator[None]:
     """Programs for chips that are not here can be kept, but not read back."""
     is_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)

@@ -1,17 +1,17 @@
 """Compiling for TPUs that are not here. What is compiled cannot be run: these tests know no numbers and no times."""
 
-import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from jax.experimental import topologies
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mtp_jax.plan.compiled import without_compile_cache
 
 needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler (libtpu): install the extra `aot`"
@@ -43,19 +43,6 @@ def compile_for(generation: str, function: Callable[..., Any], *arguments: Any, 
     def on_chip(array: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=everywhere)
 
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _no_cache():
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), without_compile_cache():
         lowered = jax.jit(function, donate_argnums=donate).lower(*jax.tree.map(on_chip, arguments))
         return lowered.compile()
-
-
-@contextlib.contextmanager
-def _no_cache() -> Iterator[None]:
-    """Programs for chips that are not here can be kept, but not read back."""
-    is_enabled = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # whether there is a cache is asked once
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", is_enabled)
-        compilation_cache.reset_cache()

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -184,13 +183,6 @@ MUTANTS = {
     "the last active expert is left out": ("place_rows", _one_active_less),
     "nobody waits for rows and weights": ("plgpu", _NoWait()),
 }
-
-
-@pytest.fixture
-def interpreter_reset() -> Iterator[None]:
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
 @needs_interpreter

@@ -6,7 +6,6 @@ hardware's limits. Lowering for "cuda" does: it ends in the module that the GPU'
 
 import functools
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -337,13 +336,6 @@ EXACT_MUTANTS = {
     ),
     "nobody waits for keys": (mosaic_gpu_exact, "plgpu", _NoWait(4)),  # two pages, of keys and of values
 }
-
-
-@pytest.fixture
-def interpreter_reset() -> Iterator[None]:
-    """A fault may leave the interpreter in the middle of a kernel."""
-    yield
-    jax.clear_caches()
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -262,13 +261,6 @@ FAULTS = [
     "nobody waits for rows and weights",
     *(pytest.param(name, marks=pytest.mark.long) for name in _MORE_FAULTS),
 ]
-
-
-@pytest.fixture
-def interpreter_reset() -> Iterator[None]:
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
 @needs_interpreter

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mtp_jax.bench.drain import unequal_lengths
-from mtp_jax.bench.suite.loop import suite_engine
-from mtp_jax.bench.suite.setting import ACCEPTANCE, DRAFT_LEN, Findings, Loaded, Row, Setting
+from mtp_jax.bench.suite.setting import DRAFT_LEN, Findings, Loaded, Row, Setting, forced_acceptance
 from mtp_jax.core.config import SamplingParams, SpeculativeConfig
 from mtp_jax.core.errors import ConfigError
 from mtp_jax.engine.engine import Engine
@@ -27,18 +26,9 @@ def goodput(setting: Setting, findings: Findings, dense: Loaded) -> dict[str, An
     speculative = SpeculativeConfig(
         num_speculative_tokens=DRAFT_LEN,
         policy="goodput",
-        synthetic_acceptance=[ACCEPTANCE ** (k + 1) for k in range(DRAFT_LEN)],
+        synthetic_acceptance=forced_acceptance(DRAFT_LEN),
     )
-    engine = suite_engine(
-        dense.model,
-        dense.family,
-        dense.weights,
-        setting.backends,
-        speculative=speculative,
-        batch_sizes=_buckets(num_requests),
-        load=setting.load,
-        all_draft_lens=True,
-    )
+    engine = setting.engine(dense, speculative, _buckets(num_requests), all_draft_lens=True)
     fixed = {f"K={k}": ScheduledDraftLen(((num_requests, k),)) for k in range(DRAFT_LEN + 1)}
     learnt: DraftLenPolicy = policy_of(speculative, engine.step_costs)
     lengths = unequal_lengths(num_requests, 8 if setting.is_tiny else 256)

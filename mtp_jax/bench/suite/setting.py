@@ -1,18 +1,30 @@
 """What a run of the suite measures, at full size or small enough for a test, and the results its parts share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 
 from mtp_jax.bench.suite.floors import Floor
-from mtp_jax.bench.suite.loop import Backends, Load
+from mtp_jax.bench.suite.loop import Backends, Load, suite_engine
 from mtp_jax.bench.suite.models import DENSE, MOE, TINY_DENSE, TINY_MOE, SuiteModel, random_weights
+from mtp_jax.core.speculative import SpeculativeConfig
+from mtp_jax.engine.engine import Engine
 from mtp_jax.models.api import Weights
 from mtp_jax.models.decoder import MtpDecoder
 
 DRAFT_LEN = 3
 ACCEPTANCE = 0.7
+
+
+def forced_acceptance(draft_len: int) -> list[float]:
+    """`synthetic_acceptance` by which each draft stands with probability `ACCEPTANCE` after those before it.
+
+    >>> [round(share, 3) for share in forced_acceptance(3)]
+    [0.7, 0.49, 0.343]
+    """
+    return [ACCEPTANCE ** (k + 1) for k in range(draft_len)]
 
 
 @dataclass(frozen=True)
@@ -93,3 +105,23 @@ class Setting:
         family = model.family()
         dtype = jnp.dtype(self.backends.dtype)
         return Loaded(model, family, random_weights(family, dtype), Floor.of(family, dtype.itemsize))
+
+    def engine(
+        self,
+        loaded: Loaded,
+        speculative: SpeculativeConfig | None,
+        batch_sizes: Sequence[int] | None = None,
+        *,
+        all_draft_lens: bool = False,
+    ) -> Engine:
+        """Over that model, with programs for these batch sizes (the run's own by default)."""
+        return suite_engine(
+            loaded.model,
+            loaded.family,
+            loaded.weights,
+            self.backends,
+            speculative=speculative,
+            batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
+            load=self.load,
+            all_draft_lens=all_draft_lens,
+        )

@@ -5,8 +5,8 @@ from typing import Any
 
 from mtp_jax.bench.equality import first_difference
 from mtp_jax.bench.suite.ceilings import copy_rate, dispatch_us
-from mtp_jax.bench.suite.loop import Steady, measure, suite_engine
-from mtp_jax.bench.suite.setting import ACCEPTANCE, DRAFT_LEN, Findings, Loaded, Row, Setting
+from mtp_jax.bench.suite.loop import Steady, measure
+from mtp_jax.bench.suite.setting import DRAFT_LEN, Findings, Loaded, Row, Setting, forced_acceptance
 from mtp_jax.core.speculative import SpeculativeConfig
 from mtp_jax.engine.engine import Engine
 
@@ -26,15 +26,7 @@ def ceilings(setting: Setting, findings: Findings) -> dict[str, Any]:
 
 def plain(setting: Setting, findings: Findings, dense: Loaded) -> dict[str, Any]:
     """Plain decoding: a program without a drafter."""
-    engine = suite_engine(
-        dense.model,
-        dense.family,
-        dense.weights,
-        setting.backends,
-        speculative=None,
-        batch_sizes=setting.batch_sizes,
-        load=setting.load,
-    )
+    engine = setting.engine(dense, None)
     found = [measure(engine, dense.model, size, setting.load) for size in setting.batch_sizes]
     for steady in found:
         findings.plain_tokens_per_s[steady.batch_size] = steady.tokens_per_s
@@ -92,15 +84,7 @@ def same_tokens(setting: Setting, findings: Findings, dense: Loaded) -> dict[str
     tokens: list[tuple[tuple[int, ...], ...]] = []
     for method in (None, "mtp"):
         config = None if method is None else SpeculativeConfig(method=method, num_speculative_tokens=DRAFT_LEN)
-        engine = suite_engine(
-            dense.model,
-            dense.family,
-            dense.weights,
-            setting.backends,
-            speculative=config,
-            batch_sizes=(batch_size,),
-            load=load,
-        )
+        engine = setting.engine(dense, config, (batch_size,))
         tokens.append(measure(engine, dense.model, batch_size, load).tokens)
         del engine
         gc.collect()
@@ -118,18 +102,10 @@ def _drafting(setting: Setting, loaded: Loaded, draft_len: int, head_size: int |
     if draft_len > 0:
         config = SpeculativeConfig(
             num_speculative_tokens=draft_len,
-            synthetic_acceptance=[ACCEPTANCE ** (k + 1) for k in range(draft_len)],
+            synthetic_acceptance=forced_acceptance(draft_len),
             draft_vocab_size=head_size,
         )
-    return suite_engine(
-        loaded.model,
-        loaded.family,
-        loaded.weights,
-        setting.backends,
-        speculative=config,
-        batch_sizes=setting.batch_sizes,
-        load=setting.load,
-    )
+    return setting.engine(loaded, config)
 
 
 def _row(
